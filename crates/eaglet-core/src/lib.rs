@@ -1,0 +1,18 @@
+//! The words and the disk of eaglet.
+//!
+//! What is here: identities, prompts, sampling, responses, outcomes, the append-only journal, the run directory, and the
+//! pure decisions about them. What is not: HTTP, an async runtime, tensors, terminals, the environment.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod atomic_file;
+pub mod commit;
+pub mod error;
+pub mod ids;
+pub mod journal;
+pub mod lock;
+pub mod prompt;
+pub mod scan;
+pub mod storage;
+
+pub use error::{Class, Error, Result};
