@@ -140,11 +140,7 @@ mod tests {
 
     #[test]
     fn an_io_error_names_its_path_and_drops_the_number() {
-        let error = Error::io(
-            "open",
-            std::path::Path::new("/data/x"),
-            std::io::Error::from_raw_os_error(2),
-        );
+        let error = Error::io("open", std::path::Path::new("/data/x"), std::io::Error::from_raw_os_error(2));
         assert_eq!(error.to_string(), "cannot open /data/x: no such file or directory");
         assert_eq!(error.class(), Class::Environment);
     }

@@ -8,11 +8,22 @@
 pub mod atomic_file;
 pub mod commit;
 pub mod error;
+pub mod event;
 pub mod ids;
 pub mod journal;
 pub mod lock;
+pub mod outcome;
+pub mod progress;
 pub mod prompt;
+pub mod provenance;
+pub mod redacted;
+pub mod response;
+pub mod resume;
+pub mod run_dir;
+pub mod run_file;
+pub mod sampling;
 pub mod scan;
+pub mod stats;
 pub mod storage;
 
 pub use error::{Class, Error, Result};

@@ -73,14 +73,17 @@ impl Content {
     pub fn text_bytes(&self) -> usize {
         match self {
             Content::Text(text) => text.len(),
-            Content::Parts(parts) => {
-                parts.iter().filter_map(|part| part.get("text")?.as_str()).map(str::len).sum()
-            }
+            Content::Parts(parts) => parts.iter().filter_map(|part| part.get("text")?.as_str()).map(str::len).sum(),
         }
     }
 }
 
 impl Message {
+    /// Length of its text in bytes.
+    pub fn text_bytes(&self) -> usize {
+        self.content.as_ref().map_or(0, Content::text_bytes)
+    }
+
     /// A message that is only text.
     pub fn text(role: Role, text: impl Into<String>) -> Self {
         Message {
@@ -134,7 +137,7 @@ impl Prompt {
 
     /// Length of all message texts in UTF-8 bytes.
     pub fn text_bytes(&self) -> usize {
-        self.messages.iter().filter_map(|m| m.content.as_ref()).map(Content::text_bytes).sum()
+        self.messages.iter().map(Message::text_bytes).sum()
     }
 }
 
@@ -142,18 +145,56 @@ impl Prompt {
 ///
 /// The same conversation read from Parquet, JSONL or CSV has the same hash, so a run may be resumed on a converted file.
 pub fn content_hash(messages: &[Message], tools: Option<&[Value]>) -> ContentHash {
-    let mut text = serde_json::to_vec(&messages.iter().map(canonical_message).collect::<Vec<_>>())
-        .expect("messages hold no map with keys that are not strings");
-    if let Some(tools) = tools.filter(|tools| !tools.is_empty()) {
-        let tools: Vec<Value> = tools.iter().map(canonical).collect();
-        text.push(b'\n');
-        serde_json::to_writer(&mut text, &tools).expect("writing JSON to memory cannot fail");
+    let mut json = Vec::with_capacity(64 + messages.iter().map(|m| m.text_bytes() + 32).sum::<usize>());
+    json.push(b'[');
+    for (index, message) in messages.iter().enumerate() {
+        if index > 0 {
+            json.push(b',');
+        }
+        write_canonical(message, &mut json);
     }
-    ContentHash(hash128(&text))
+    json.push(b']');
+    if let Some(tools) = tools.filter(|tools| !tools.is_empty()) {
+        json.push(b'\n');
+        write_json(&tools.iter().map(canonical).collect::<Vec<_>>(), &mut json);
+    }
+    ContentHash(hash128(&json))
 }
 
-fn canonical_message(message: &Message) -> Value {
-    canonical(&serde_json::to_value(message).expect("a message is plain JSON"))
+fn write_json(value: &impl Serialize, json: &mut Vec<u8>) {
+    serde_json::to_writer(json, value).expect("plain JSON goes to memory without fail");
+}
+
+/// The message with its keys sorted, without a detour over [`Value`] for the usual case of plain text: a plan hashes every row.
+fn write_canonical(message: &Message, json: &mut Vec<u8>) {
+    let mut separator = b'{';
+    let mut member = |name: &str, write: &mut dyn FnMut(&mut Vec<u8>)| {
+        json.push(separator);
+        separator = b',';
+        write_json(&name, json);
+        json.push(b':');
+        write(json);
+    };
+    match &message.content {
+        Some(Content::Text(text)) => member("content", &mut |json| write_json(text, json)),
+        Some(Content::Parts(parts)) => {
+            member("content", &mut |json| write_json(&parts.iter().map(canonical).collect::<Vec<_>>(), json));
+        }
+        None => {}
+    }
+    for (name, text) in [("name", &message.name), ("reasoning", &message.reasoning)] {
+        if let Some(text) = text {
+            member(name, &mut |json| write_json(text, json));
+        }
+    }
+    member("role", &mut |json| write_json(&message.role, json));
+    if let Some(id) = &message.tool_call_id {
+        member("tool_call_id", &mut |json| write_json(id, json));
+    }
+    if let Some(calls) = message.tool_calls.as_ref().filter(|calls| !calls.is_null()) {
+        member("tool_calls", &mut |json| write_json(&canonical(calls), json));
+    }
+    json.push(b'}');
 }
 
 /// The value with object keys sorted and null members dropped, at every depth.
@@ -190,6 +231,26 @@ mod tests {
         assert_eq!(content_hash(&a, None), content_hash(&b, None));
         assert_ne!(content_hash(&user("a"), None), content_hash(&user("b"), None));
         assert_ne!(content_hash(&user("a"), None), content_hash(&user("a"), Some(&[json!({"name": "t"})])));
+    }
+
+    /// The hash is part of the record format: it must never change.
+    #[test]
+    fn the_hash_is_that_of_the_sorted_json_without_nulls() {
+        let mut call = Message::text(Role::Assistant, "x\u{0}\"é\u{2028}");
+        call.name = Some("n".into());
+        call.reasoning = Some("r".into());
+        call.tool_calls = Some(json!([{"type": "function", "id": null, "function": {"name": "f", "arguments": "{}"}}]));
+        let mut result = Message::text(Role::Tool, "");
+        result.content = Some(Content::Parts(vec![json!({"type": "text", "text": "p", "a": null})]));
+        result.tool_call_id = Some("c".into());
+        let messages = [call, result, Message { content: None, ..Message::text(Role::User, "") }];
+        let tools = [json!({"type": "function", "function": {"name": "f", "b": null}})];
+        let sorted = messages.iter().map(|m| canonical(&serde_json::to_value(m).unwrap())).collect::<Vec<_>>();
+        let tools_sorted = tools.iter().map(canonical).collect::<Vec<_>>();
+        let text =
+            format!("{}\n{}", serde_json::to_string(&sorted).unwrap(), serde_json::to_string(&tools_sorted).unwrap());
+        assert_eq!(content_hash(&messages, Some(&tools)), ContentHash(hash128(text.as_bytes())));
+        assert_eq!(content_hash(&user("hello"), None).to_string(), "913943507625143fb0fa58ffc8ac9ab1");
     }
 
     #[test]
