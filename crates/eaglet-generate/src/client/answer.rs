@@ -1,0 +1,383 @@
+//! From chunks to an answer: accumulation, then one verdict.
+//!
+//! The content is the product, so nothing is guessed: success needs a finish reason on the list of known good ones, and text (or a tool call) for
+//! the tokens that were generated. Everything else is a failed attempt, and says which.
+
+use super::wire::{Choice, Reply, Turn};
+use crate::client::AttemptFailure;
+use crate::client::tool_calls::ToolCalls;
+use eaglet_core::outcome::{Cause, Partial};
+use eaglet_core::redacted::Scrubber;
+use eaglet_core::response::{Answer, ReasoningField, Status, Usage};
+use eaglet_data::json_text::repair_lone_surrogates;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+/// What to accept and how to read it.
+#[derive(Clone, Debug)]
+pub struct AnswerPolicy {
+    /// Finish reasons that end an answer well.
+    pub accepted: Vec<String>,
+    /// Finish reasons that mean the token limit.
+    pub truncated: Vec<String>,
+    /// Markers around reasoning inside the content, e.g. `<think>` and `</think>`; `None` leaves the content as it is.
+    pub reasoning_markers: Option<(String, String)>,
+    /// Largest reply, in bytes of text and ids.
+    pub reply_bytes_max: usize,
+}
+
+/// Finish reasons of an answer that the target ended itself, as the known servers spell them.
+pub const FINISH_REASONS_ACCEPTED: [&str; 8] =
+    ["stop", "eos", "eos_token", "end_turn", "stop_sequence", "stop_token", "tool_calls", "function_call"];
+/// Finish reasons of an answer cut at the token limit.
+pub const FINISH_REASONS_TRUNCATED: [&str; 3] = ["length", "max_tokens", "max_length"];
+/// Finish reasons of a request that the server gave up.
+const FINISH_REASONS_ABORTED: [&str; 6] = ["abort", "aborted", "error", "cancelled", "canceled", "timeout"];
+
+impl Default for AnswerPolicy {
+    fn default() -> Self {
+        AnswerPolicy {
+            accepted: FINISH_REASONS_ACCEPTED.map(str::to_owned).to_vec(),
+            truncated: FINISH_REASONS_TRUNCATED.map(str::to_owned).to_vec(),
+            reasoning_markers: Some(("<think>".to_owned(), "</think>".to_owned())),
+            reply_bytes_max: 64 << 20,
+        }
+    }
+}
+
+/// An answer in the making.
+#[derive(Debug, Default)]
+pub struct AnswerBuilder {
+    content: Option<String>,
+    reasoning: String,
+    reasoning_content: String,
+    tool_calls: ToolCalls,
+    prompt_token_ids: Option<Vec<u32>>,
+    token_ids: Option<Vec<u32>>,
+    finish_reason: Option<Value>,
+    stop_reason: Option<Value>,
+    usage: Option<Usage>,
+    server_id: Option<String>,
+    repaired: bool,
+    chunks_with_text: u64,
+    bytes: usize,
+    done_marker: bool,
+}
+
+/// How a reply ended on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WireEnd {
+    /// In order: `[DONE]`, or the end of a whole reply.
+    Orderly,
+    /// The body ended without `[DONE]`.
+    NoDone,
+}
+
+impl AnswerBuilder {
+    /// Takes the data of one event.
+    ///
+    /// # Errors
+    /// The data is not a chunk, holds an error object, or the reply grows over the bound.
+    pub fn push_event(
+        &mut self,
+        data: &[u8],
+        policy: &AnswerPolicy,
+        scrubber: &Scrubber,
+    ) -> Result<(), AttemptFailure> {
+        if data == b"[DONE]" {
+            self.done_marker = true;
+            return Ok(());
+        }
+        self.push_json(data, policy, scrubber)
+    }
+
+    /// Takes one chunk or one whole reply.
+    ///
+    /// # Errors
+    /// As [`AnswerBuilder::push_event`].
+    pub fn push_json(&mut self, json: &[u8], policy: &AnswerPolicy, scrubber: &Scrubber) -> Result<(), AttemptFailure> {
+        match serde_json::from_slice::<Reply<'_>>(json) {
+            Ok(reply) => self.take(reply, scrubber)?,
+            // A lone half of a surrogate pair is not worth the whole answer: it becomes U+FFFD, and the answer says so.
+            Err(error) => {
+                let repaired = repair(json).ok_or_else(|| bad_json(&error, json, scrubber))?;
+                let reply = serde_json::from_slice::<Reply<'_>>(&repaired).map_err(|e| bad_json(&e, json, scrubber))?;
+                self.repaired = true;
+                self.take(reply, scrubber)?;
+            }
+        }
+        if self.bytes > policy.reply_bytes_max {
+            let detail = format!("the reply is larger than {} bytes", policy.reply_bytes_max);
+            return Err(AttemptFailure::new(Cause::ReplyTooLarge, detail));
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, reply: Reply<'_>, scrubber: &Scrubber) -> Result<(), AttemptFailure> {
+        if let Some(error) = reply.error.filter(|e| e.get() != "null") {
+            return Err(AttemptFailure::new(Cause::ErrorInStream, error_text(error, scrubber)));
+        }
+        if let Some(ids) = reply.prompt_token_ids {
+            self.prompt_token_ids = Some(ids);
+        }
+        if let Some(usage) = reply.usage {
+            self.usage = Some(usage.into());
+        }
+        if self.server_id.is_none() {
+            self.server_id = reply.id.map(|id| id.0.into_owned());
+        }
+        if let Some(ext) = reply.sglext {
+            self.prompt_token_ids = ext.input_ids.or(self.prompt_token_ids.take());
+            if let Some(ids) = ext.output_ids.and_then(|choices| choices.into_iter().next()) {
+                self.token_ids = Some(ids);
+            }
+        }
+        if let Some(ids) = reply.verbose.and_then(|v| v.tokens) {
+            self.add_ids(ids);
+        }
+        match reply.choices.and_then(|choices| choices.into_iter().next()) {
+            Some(choice) => self.take_choice(choice),
+            None => Ok(()),
+        }
+    }
+
+    fn take_choice(&mut self, choice: Choice<'_>) -> Result<(), AttemptFailure> {
+        if let Some(ids) = choice.token_ids {
+            self.add_ids(ids);
+        }
+        if let Some(ids) = choice.prompt_token_ids {
+            self.prompt_token_ids = Some(ids);
+        }
+        if let Some(reason) = choice.finish_reason.filter(|r| r.get() != "null") {
+            self.finish_reason = serde_json::from_str(reason.get()).ok();
+        }
+        if let Some(reason) = choice.stop_reason.filter(|r| r.get() != "null") {
+            self.stop_reason = serde_json::from_str(reason.get()).ok();
+        }
+        match choice.delta.or(choice.message) {
+            Some(turn) => self.take_turn(turn),
+            None => Ok(()),
+        }
+    }
+
+    fn take_turn(&mut self, turn: Turn<'_>) -> Result<(), AttemptFailure> {
+        let mut had_text = false;
+        if let Some(text) = turn.content {
+            had_text |= !text.0.is_empty();
+            self.bytes += text.0.len();
+            self.content.get_or_insert_default().push_str(&text.0);
+        }
+        if let Some(text) = turn.reasoning {
+            had_text |= !text.0.is_empty();
+            self.bytes += text.0.len();
+            self.reasoning.push_str(&text.0);
+        }
+        if let Some(text) = turn.reasoning_content {
+            had_text |= !text.0.is_empty();
+            self.bytes += text.0.len();
+            self.reasoning_content.push_str(&text.0);
+        }
+        if let Some(calls) = turn.tool_calls.filter(|c| c.get() != "null") {
+            had_text = true;
+            self.bytes += calls.get().len();
+            self.tool_calls.push(calls).map_err(|detail| AttemptFailure::new(Cause::BadReply, detail))?;
+        }
+        self.chunks_with_text += u64::from(had_text);
+        Ok(())
+    }
+
+    fn add_ids(&mut self, ids: Vec<u32>) {
+        self.bytes += ids.len() * size_of::<u32>();
+        match &mut self.token_ids {
+            Some(all) => all.extend_from_slice(&ids),
+            // One id a chunk: keep the room for many.
+            None => {
+                let mut all = Vec::with_capacity(ids.len().max(64));
+                all.extend_from_slice(&ids);
+                self.token_ids = Some(all);
+            }
+        }
+    }
+
+    /// Tokens that arrived so far; chunks with text where the server gives no ids.
+    pub fn tokens(&self) -> u64 {
+        self.token_ids.as_ref().map_or(self.chunks_with_text, |ids| ids.len() as u64)
+    }
+
+    /// Whether a finish reason has come.
+    pub fn has_finish_reason(&self) -> bool {
+        self.finish_reason.is_some()
+    }
+
+    /// Whether `[DONE]` has come.
+    pub fn is_done(&self) -> bool {
+        self.done_marker
+    }
+
+    /// What had come, for the failure record.
+    pub fn into_partial(self) -> Option<Partial> {
+        let has_any = self.tokens() > 0 || self.finish_reason.is_some();
+        has_any.then(|| Partial {
+            reasoning: [self.reasoning, self.reasoning_content].into_iter().find(|t| !t.is_empty()),
+            content: self.content.filter(|t| !t.is_empty()),
+            token_ids: self.token_ids,
+            finish_reason: self.finish_reason,
+        })
+    }
+
+    /// The reply ended: the answer, or why it is none. Times are left to the caller.
+    ///
+    /// # Errors
+    /// The answer is not one, with what had come inside.
+    pub fn finish(self, end: WireEnd, policy: &AnswerPolicy) -> Result<(Answer, Status), AttemptFailure> {
+        let end = if self.done_marker { WireEnd::Orderly } else { end };
+        let reason = match self.judge_reason(end, policy) {
+            Ok(reason) => reason,
+            Err((cause, detail)) => return Err(self.fail(cause, detail)),
+        };
+        let is_truncated = policy.truncated.contains(&reason);
+        let tokens =
+            self.usage.and_then(|u| u.completion_tokens).or(self.token_ids.as_ref().map(|ids| ids.len() as u64));
+        let has_text = [self.content.as_deref(), Some(&self.reasoning), Some(&self.reasoning_content)]
+            .into_iter()
+            .flatten()
+            .any(|text| !text.is_empty())
+            || !self.tool_calls.is_empty();
+        // One token without text is the end token itself.
+        let status = match (has_text, tokens.unwrap_or(0)) {
+            (true, _) if is_truncated => Status::Truncated,
+            (true, _) => Status::Ok,
+            (false, 0 | 1) => Status::Empty,
+            (false, tokens) => {
+                return Err(self.fail(Cause::MissingText, format!("{tokens} tokens were generated, but no text came")));
+            }
+        };
+        Ok((self.into_answer(reason, policy), status))
+    }
+
+    fn judge_reason(&self, end: WireEnd, policy: &AnswerPolicy) -> Result<String, (Cause, String)> {
+        // SGLang's native form is an object whose `type` is the reason.
+        let reason = self.finish_reason.as_ref().map(|r| r.get("type").unwrap_or(r));
+        match (reason, end) {
+            (Some(Value::String(reason)), _)
+                if policy.accepted.contains(reason) || policy.truncated.contains(reason) =>
+            {
+                Ok(reason.clone())
+            }
+            (Some(Value::String(reason)), _) if FINISH_REASONS_ABORTED.contains(&reason.as_str()) => {
+                Err((Cause::Aborted, format!("the server gave the request up (finish_reason {reason:?})")))
+            }
+            (Some(other), _) => {
+                Err((Cause::UnknownFinish, format!("finish_reason {other} is not on the list of known ones")))
+            }
+            (None, WireEnd::Orderly) => {
+                Err((Cause::UnknownFinish, "the reply ended in order, but without a finish_reason".to_owned()))
+            }
+            (None, WireEnd::NoDone) => Err((Cause::CutStream, "the reply ended without a finish_reason".to_owned())),
+        }
+    }
+
+    fn fail(self, cause: Cause, detail: String) -> AttemptFailure {
+        let tokens = self.tokens();
+        AttemptFailure { partial: self.into_partial().map(Box::new), tokens, ..AttemptFailure::new(cause, detail) }
+    }
+
+    fn into_answer(self, finish_reason: String, policy: &AnswerPolicy) -> Answer {
+        let mut flags = Vec::new();
+        let mut flag = |on: bool, label: &str| {
+            if on {
+                flags.push(label.to_owned());
+            }
+        };
+        let (reasoning, field, differs) = join_reasoning(self.reasoning, self.reasoning_content);
+        flag(differs.is_some(), "reasoning_fields_differ");
+        flag(self.repaired, "text_repaired");
+        flag(self.usage.is_none(), "usage_unknown");
+        let counted = self.usage.and_then(|u| u.completion_tokens);
+        let ids = self.token_ids.as_ref().map(|ids| ids.len() as u64);
+        flag(matches!((counted, ids), (Some(a), Some(b)) if a != b), "ids_and_usage_differ");
+        let mut answer = Answer {
+            finish_reason,
+            reasoning,
+            reasoning_field: field,
+            reasoning_content_differs: differs,
+            // An empty string beside reasoning or a tool call is "none", not an answer.
+            content: self.content.filter(|text| !text.is_empty()),
+            tool_calls: self.tool_calls.finish(),
+            prompt_token_ids: self.prompt_token_ids,
+            token_ids: self.token_ids,
+            stop_reason: self.stop_reason,
+            usage: self.usage,
+            server_id: self.server_id,
+            first_token_s: None,
+            latency_s: 0.0,
+            flags,
+        };
+        if let (None, Some(markers)) = (&answer.reasoning, &policy.reasoning_markers) {
+            split_at_markers(&mut answer, markers);
+        }
+        answer
+    }
+}
+
+/// `reasoning` wins; both and equal is one; both and different is kept and flagged.
+fn join_reasoning(reasoning: String, older: String) -> (Option<String>, Option<ReasoningField>, Option<String>) {
+    match (reasoning.is_empty(), older.is_empty()) {
+        (true, true) => (None, None, None),
+        (false, true) => (Some(reasoning), Some(ReasoningField::Reasoning), None),
+        (true, false) => (Some(older), Some(ReasoningField::ReasoningContent), None),
+        (false, false) if reasoning == older => (Some(reasoning), Some(ReasoningField::Both), None),
+        (false, false) => (Some(reasoning), Some(ReasoningField::Reasoning), Some(older)),
+    }
+}
+
+/// Takes reasoning out of content that begins with the opening marker, or whose template opened it already and that holds the closing
+/// marker exactly once. Anything else is left alone: a marker quoted in the middle of an answer is text.
+fn split_at_markers(answer: &mut Answer, (open, close): &(String, String)) {
+    let Some(content) = &answer.content else { return };
+    let opened = content.trim_start().strip_prefix(open.as_str());
+    let body = opened.unwrap_or(content);
+    let (reasoning, rest) = match body.split_once(close.as_str()) {
+        Some((reasoning, rest))
+            if opened.is_some() || !rest.contains(close.as_str()) && !reasoning.contains(open.as_str()) =>
+        {
+            (reasoning, rest)
+        }
+        None if opened.is_some() => (body, ""),
+        _ => return,
+    };
+    let (reasoning, rest) = (reasoning.to_owned(), rest.to_owned());
+    answer.reasoning = Some(reasoning);
+    answer.reasoning_field = Some(ReasoningField::Markers);
+    answer.content = Some(rest).filter(|text| !text.is_empty());
+}
+
+/// Repairs lone surrogates and bytes that are not UTF-8; `None` when neither was the trouble.
+fn repair(json: &[u8]) -> Option<Vec<u8>> {
+    if let Ok(text) = std::str::from_utf8(json) {
+        return repair_lone_surrogates(text.as_bytes());
+    }
+    let text = String::from_utf8_lossy(json).into_owned().into_bytes();
+    Some(repair_lone_surrogates(&text).unwrap_or(text))
+}
+
+/// Of a reply that is no JSON so much is searched for secrets; far more than is shown.
+const BAD_JSON_BYTES_SEARCHED: usize = 16 << 10;
+
+fn bad_json(error: &serde_json::Error, json: &[u8], scrubber: &Scrubber) -> AttemptFailure {
+    // Shortened only after the secrets are out: half a secret would no longer be known as one.
+    let text = scrubber.scrub(&String::from_utf8_lossy(&json[..json.len().min(BAD_JSON_BYTES_SEARCHED)]));
+    let shown: String = text.chars().take(200).collect();
+    AttemptFailure::new(
+        Cause::BadReply,
+        scrubber.scrub(&format!("the reply is not what the chat API sends ({error}): {shown}")),
+    )
+}
+
+/// The message of an error object, or the object itself.
+pub fn error_text(error: &RawValue, scrubber: &Scrubber) -> String {
+    let value: Value = serde_json::from_str(error.get()).unwrap_or_default();
+    let message = value.get("message").and_then(Value::as_str).or(value.as_str());
+    let text = message.map_or_else(|| error.get().to_owned(), str::to_owned);
+    scrubber.scrub(&text).chars().take(500).collect()
+}

@@ -1,0 +1,509 @@
+//! The run: every prompt answered once, whatever happens.
+//!
+//! One thread drives all requests; one thread writes records. Invariants: conservation (see [`eaglet_core::outcome::Tally`]); a prompt counts as done only after its
+//! record is synced; a prompt that is not ended when the run stops is left exactly as if it had never been sent.
+
+mod books;
+mod breaker;
+mod settings;
+mod token_limit;
+mod worker;
+
+pub use settings::GenerateSettings;
+
+use crate::client::request::RequestTemplate;
+use crate::client::{AttemptFailure, Client, InFlight};
+use crate::monitor::Monitor;
+use crate::retry::Jitter;
+use crate::server_info::ServerInfo;
+use books::{Books, End, Submitted};
+use breaker::Breaker;
+use eaglet_core::commit::{CommitEvent, CommitHandle, Committer, Stream};
+use eaglet_core::event::Event;
+use eaglet_core::journal::Journal;
+use eaglet_core::outcome::Place;
+use eaglet_core::progress::{Phase, Snapshot};
+use eaglet_core::prompt::Prompt;
+use eaglet_core::{Error, Result};
+use eaglet_data::Plan;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use token_limit::TokenLimiter;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::task::JoinSet;
+
+/// New prompts wait while more than this is submitted and not yet synced.
+const UNSYNCED_BYTES_MAX: u64 = 64 << 20;
+
+/// How often the books are ticked and a snapshot is reported.
+const TICK: Duration = Duration::from_secs(1);
+
+/// At the end, so long the last records may take to reach the disk once somebody wants to leave.
+const LAST_SYNC_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How a run is asked to stop.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stop {
+    /// It is not.
+    #[default]
+    No,
+    /// Send nothing new; finish what is out.
+    Drain,
+    /// As `Drain`, but give up what is out after the deadline of the settings.
+    DrainWithDeadline,
+    /// Give up what is out; save what is finished.
+    Abort,
+}
+
+/// What a run reports while it goes on.
+pub enum Report {
+    /// Something happened.
+    Event(Event),
+    /// The state, about once a second and at the end.
+    Snapshot(Box<Snapshot>),
+    /// An attempt failed and will be repeated: for the log.
+    Retried {
+        /// The prompt's id.
+        sample_id: String,
+        /// In words.
+        detail: String,
+    },
+}
+
+/// Everything a run starts from.
+pub struct RunParts {
+    /// Settings.
+    pub settings: GenerateSettings,
+    /// The prompts.
+    pub plan: Plan,
+    /// Prompts done in earlier sessions.
+    pub done_before: u64,
+    /// Prompts failed in earlier sessions.
+    pub failed_before: u64,
+    /// Token counts of earlier answers.
+    pub completion_tokens_before: Vec<u32>,
+    /// The client of the server.
+    pub client: Client,
+    /// The served model.
+    pub server: ServerInfo,
+    /// The template of requests.
+    pub template: RequestTemplate,
+    /// The journal of answers.
+    pub responses: Journal,
+    /// The journal of failures.
+    pub failures: Journal,
+    /// Failure lines of rows that are no prompts (unusable, duplicate), to be written first.
+    pub row_failures: Vec<Vec<u8>>,
+    /// Seed of the back-off jitter.
+    pub jitter_seed: u64,
+}
+
+/// How a run ended.
+pub struct RunEnd {
+    /// The last state.
+    pub snapshot: Snapshot,
+    /// Why it ended before every prompt did, if it was not asked to.
+    pub error: Option<Error>,
+    /// Whether somebody asked it to stop.
+    pub stopped: bool,
+    /// Records that could not be saved; their prompts are left.
+    pub unsaved: u64,
+}
+
+/// The state that all tasks of a run share. Lives on one thread.
+struct Run {
+    settings: GenerateSettings,
+    plan: Plan,
+    client: Client,
+    server: ServerInfo,
+    template: RequestTemplate,
+    limiter: TokenLimiter,
+    monitor: Monitor,
+    in_flight: InFlight,
+    books: RefCell<Books>,
+    breaker: RefCell<Breaker<worker::EndedPrompt>>,
+    jitter: RefCell<Jitter>,
+    commits: CommitHandle,
+    slots: Arc<Semaphore>,
+    stop: watch::Receiver<Stop>,
+    own_stop: Cell<Stop>,
+    disk_blocked: Cell<bool>,
+    error: RefCell<Option<Error>>,
+    /// Something changed that intake or the main loop waits for.
+    changed: Notify,
+    reports: mpsc::UnboundedSender<Report>,
+}
+
+impl Run {
+    /// The stronger of what was asked from outside and from inside.
+    fn stop(&self) -> Stop {
+        (*self.stop.borrow()).max(self.own_stop.get())
+    }
+
+    /// Waits until the run is to stop.
+    async fn stopping(&self) {
+        let mut outside = self.stop.clone();
+        loop {
+            let changed = self.changed.notified();
+            if self.stop() != Stop::No {
+                return;
+            }
+            tokio::select! {
+                () = changed => {}
+                () = changed_or_never(&mut outside) => {}
+            }
+        }
+    }
+
+    /// The run cannot go on.
+    fn fail(&self, error: Error) {
+        self.error.borrow_mut().get_or_insert(error);
+        self.own_stop.set(Stop::Abort);
+        self.changed.notify_waiters();
+    }
+
+    fn stop_refused(&self) {
+        let endings = self.breaker.borrow();
+        let last = endings.last().map(|ended| ended.failure.detail.clone()).unwrap_or_default();
+        let error = Error::server(format!("request after request fails in the same way, last: {last}")).hint(
+            "nothing is lost: these prompts count as not sent; put the cause right and run the same command again",
+        );
+        drop(endings);
+        self.fail(error);
+    }
+
+    fn submit(&self, stream: Stream, line: Vec<u8>, from: Place, submitted: Submitted) {
+        let ticket = self.books.borrow_mut().submit(from, submitted);
+        if let Err(error) = self.commits.submit(stream, line, ticket) {
+            self.fail(error);
+        }
+        self.changed.notify_waiters();
+    }
+
+    fn submit_failure(&self, ended: worker::EndedPrompt) {
+        let failure = ended.failure;
+        let submitted = Submitted {
+            prompt_bytes: failure.prompt_bytes,
+            source: failure.source.clone(),
+            end: End::Failed(failure.cause.clone()),
+        };
+        self.submit(Stream::Failures, failure.to_line(), Place::Waiting, submitted);
+    }
+
+    fn retried(&self, prompt: &Prompt, failure: &AttemptFailure) {
+        self.books.borrow_mut().tally.retried(failure.cause);
+        // The log is a by-product: a receiver that is gone is no reason to stop.
+        let _ = self.reports.send(Report::Retried {
+            sample_id: prompt.id.to_string(),
+            detail: format!("{}: {}", failure.cause.label(), failure.detail),
+        });
+    }
+
+    fn report(&self, event: Event) {
+        let _ = self.reports.send(Report::Event(event));
+    }
+
+    fn phase(&self) -> Phase {
+        if self.stop() != Stop::No {
+            Phase::Draining
+        } else if self.disk_blocked.get() {
+            Phase::DiskBlocked
+        } else if self.monitor.state.is_down() {
+            Phase::ServerDown
+        } else {
+            Phase::Running
+        }
+    }
+
+    fn snapshot(&self, phase: Phase) -> Snapshot {
+        self.books.borrow_mut().snapshot(
+            phase,
+            self.in_flight.tokens.get(),
+            &self.settings,
+            self.monitor.state.gauges(),
+        )
+    }
+
+    /// A slot for a prompt that was not sent yet: when the server is up, the disk takes records and not too many prompts wait for a retry.
+    async fn slot(&self) -> OwnedSemaphorePermit {
+        let waiting_max = 4 * self.settings.concurrency.get() as u64 + 64;
+        loop {
+            let changed = self.changed.notified();
+            let waiting = self.books.borrow().tally.waiting();
+            let is_open =
+                !self.disk_blocked.get() && waiting < waiting_max && self.commits.pending_bytes() < UNSYNCED_BYTES_MAX;
+            if self.monitor.state.is_down() {
+                self.monitor.state.wait_until_up().await;
+            } else if is_open {
+                if let Ok(permit) = self.slots.clone().acquire_owned().await {
+                    return permit;
+                }
+            } else {
+                changed.await;
+            }
+        }
+    }
+}
+
+/// A change of what is asked from outside; never, once nobody can ask any more.
+async fn changed_or_never(outside: &mut watch::Receiver<Stop>) {
+    if outside.changed().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Runs the generate stage to its end on the current thread (inside a [`tokio::task::LocalSet`]).
+///
+/// # Errors
+/// Environment: the thread that writes records cannot be started. What goes wrong later is in [`RunEnd::error`], with what was reached.
+pub async fn run(parts: RunParts, stop: watch::Receiver<Stop>, mut observe: impl FnMut(Report)) -> Result<RunEnd> {
+    let (commit_events, mut commits) = mpsc::unbounded_channel();
+    let (reports, mut reported) = mpsc::unbounded_channel();
+    let committer = Committer::start(parts.responses, parts.failures, parts.settings.commit, move |event| {
+        // The receiver lives as long as the run.
+        let _ = commit_events.send(event);
+    })?;
+    let handle = committer.handle();
+    let row_failures = parts.row_failures.len() as u64;
+    for line in parts.row_failures {
+        handle.submit(Stream::Failures, line, 0)?;
+    }
+    let context = parts.settings.context_limit(&parts.server);
+    let run = Rc::new(Run {
+        limiter: TokenLimiter::new(parts.settings.max_completion_tokens, context),
+        monitor: Monitor::new(parts.server.clone()),
+        in_flight: InFlight::default(),
+        books: RefCell::new(Books::new(
+            parts.plan.entries().len() as u64,
+            parts.done_before,
+            parts.failed_before,
+            parts.completion_tokens_before,
+        )),
+        breaker: RefCell::new(Breaker::new(parts.settings.concurrency.get(), parts.done_before > 0)),
+        jitter: RefCell::new(Jitter::new(parts.jitter_seed)),
+        commits: handle,
+        slots: Arc::new(Semaphore::new(parts.settings.concurrency.get().min(Semaphore::MAX_PERMITS))),
+        settings: parts.settings,
+        plan: parts.plan,
+        client: parts.client,
+        server: parts.server,
+        template: parts.template,
+        stop,
+        own_stop: Cell::new(Stop::No),
+        disk_blocked: Cell::new(false),
+        error: RefCell::new(None),
+        changed: Notify::new(),
+        reports,
+    });
+    run.report(Event::Started {
+        planned: run.plan.entries().len() as u64,
+        already_ended: parts.done_before + parts.failed_before,
+    });
+    let mut driver = Driver::new(Rc::clone(&run));
+    driver.drive(&mut commits, &mut reported, &mut observe).await;
+    let unsaved = driver.last_records(committer, row_failures, &mut commits, &mut reported, &mut observe).await?;
+    drop(driver);
+    while let Ok(report) = reported.try_recv() {
+        observe(report);
+    }
+    let snapshot = run.snapshot(Phase::Ended);
+    let left = snapshot.planned - snapshot.done - snapshot.failed;
+    observe(Report::Event(Event::Ended { done: snapshot.done, failed: snapshot.failed, left }));
+    observe(Report::Snapshot(Box::new(snapshot.clone())));
+    let stopped = *run.stop.borrow() != Stop::No;
+    let error = run.error.borrow_mut().take();
+    Ok(RunEnd { snapshot, error, stopped, unsaved })
+}
+
+/// The main loop: starts prompts, hears the disk, the server, the tasks and whoever wants to stop.
+struct Driver {
+    run: Rc<Run>,
+    tasks: JoinSet<()>,
+    next: usize,
+    told: Stop,
+    drain_until: Option<Instant>,
+    server_down_since: Option<Instant>,
+}
+
+impl Driver {
+    fn new(run: Rc<Run>) -> Self {
+        Driver { run, tasks: JoinSet::new(), next: 0, told: Stop::No, drain_until: None, server_down_since: None }
+    }
+
+    async fn drive(
+        &mut self,
+        commits: &mut mpsc::UnboundedReceiver<CommitEvent>,
+        reported: &mut mpsc::UnboundedReceiver<Report>,
+        observe: &mut impl FnMut(Report),
+    ) {
+        let run = Rc::clone(&self.run);
+        let mut watching = std::pin::pin!(run.monitor.watch(&run.client, &run.in_flight));
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+        let mut outside = run.stop.clone();
+        self.skip_done();
+        loop {
+            self.hear_stop();
+            if self.tasks.is_empty() && (self.is_exhausted() || run.stop() != Stop::No) {
+                return;
+            }
+            let may_start = run.stop() == Stop::No && !self.is_exhausted();
+            tokio::select! {
+                permit = run.slot(), if may_start => self.start(permit),
+                Some(joined) = self.tasks.join_next() => self.joined(joined),
+                Some(event) = commits.recv() => self.hear_disk(event),
+                Some(report) = reported.recv() => observe(report),
+                _ = tick.tick() => self.tick(observe),
+                () = &mut watching => {}
+                () = changed_or_never(&mut outside) => {}
+                () = run.changed.notified(), if !may_start => {}
+            }
+        }
+    }
+
+    fn is_exhausted(&self) -> bool {
+        self.next >= self.run.plan.entries().len()
+    }
+
+    fn skip_done(&mut self) {
+        let entries = self.run.plan.entries();
+        while self.next < entries.len() && entries[self.next].done() {
+            self.next += 1;
+        }
+    }
+
+    fn start(&mut self, permit: OwnedSemaphorePermit) {
+        let (run, index) = (Rc::clone(&self.run), self.next);
+        self.tasks.spawn_local(worker::answer_prompt(run, index, permit));
+        self.next += 1;
+        self.skip_done();
+    }
+
+    fn joined(&self, joined: std::result::Result<(), tokio::task::JoinError>) {
+        if let Err(error) = joined
+            && error.is_panic()
+        {
+            self.run.fail(
+                Error::bug(format!("a request's task panicked: {error}"))
+                    .hint("please report it; what is finished is saved"),
+            );
+        }
+    }
+
+    fn hear_stop(&mut self) {
+        let stop = self.run.stop();
+        if stop > self.told {
+            self.told = stop;
+            let reason =
+                if self.run.own_stop.get() == Stop::No { "asked to stop" } else { "the run cannot go on" }.to_owned();
+            match stop {
+                Stop::Abort => self.run.report(Event::Aborting { reason }),
+                _ => self.run.report(Event::Draining { reason }),
+            }
+            if stop == Stop::DrainWithDeadline {
+                self.drain_until = Some(Instant::now() + self.run.settings.drain_deadline);
+            }
+        }
+        if stop == Stop::Abort {
+            self.tasks.abort_all();
+        }
+    }
+
+    fn hear_disk(&mut self, event: CommitEvent) {
+        let run = &self.run;
+        match event {
+            CommitEvent::Durable { tickets } => {
+                let mut books = run.books.borrow_mut();
+                tickets.into_iter().for_each(|ticket| books.durable(ticket));
+            }
+            CommitEvent::Blocked { reason, path, .. } => {
+                run.disk_blocked.set(true);
+                run.report(Event::DiskBlocked { reason: format!("cannot write {}: {reason}", path.display()) });
+            }
+            CommitEvent::Unblocked => {
+                run.disk_blocked.set(false);
+                run.report(Event::DiskUnblocked);
+            }
+            CommitEvent::Failed(error) => {
+                // A record that could no longer be submitted may have been noticed first; this says why.
+                run.error.take();
+                run.fail(error);
+            }
+        }
+        run.changed.notify_waiters();
+    }
+
+    fn tick(&mut self, observe: &mut impl FnMut(Report)) {
+        let run = &self.run;
+        run.books.borrow_mut().tick(run.in_flight.tokens.get());
+        let endpoint = run.client.endpoint().label();
+        match (run.monitor.state.is_down(), self.server_down_since) {
+            (true, None) => {
+                self.server_down_since = Some(Instant::now());
+                run.report(Event::ServerDown { endpoint, reason: run.monitor.state.reason() });
+            }
+            (false, Some(since)) => {
+                self.server_down_since = None;
+                run.report(Event::ServerUp { endpoint, down_s: since.elapsed().as_secs_f64() });
+            }
+            _ => {}
+        }
+        if let Some(error) = run.monitor.fatal.borrow_mut().take() {
+            run.fail(error);
+        }
+        if self.drain_until.is_some_and(|until| Instant::now() >= until) {
+            self.drain_until = None;
+            run.own_stop.set(Stop::Abort);
+        }
+        observe(Report::Snapshot(Box::new(run.snapshot(run.phase()))));
+    }
+
+    /// Books what the breaker still holds, and waits until the last records are on the disk, or until somebody wants to leave.
+    async fn last_records(
+        &mut self,
+        committer: Committer,
+        row_failures: u64,
+        commits: &mut mpsc::UnboundedReceiver<CommitEvent>,
+        reported: &mut mpsc::UnboundedReceiver<Report>,
+        observe: &mut impl FnMut(Report),
+    ) -> Result<u64> {
+        let run = Rc::clone(&self.run);
+        let ended = run.error.borrow().is_none().then(|| run.breaker.borrow_mut().finish());
+        match ended {
+            Some(Ok(held)) if run.stop() == Stop::No => held.into_iter().for_each(|ended| run.submit_failure(ended)),
+            Some(Err(_)) if run.stop() == Stop::No => run.stop_refused(),
+            // A drained run leaves them: the next session finds out whether they were alone.
+            _ => {}
+        }
+        run.commits.flush();
+        let mut tick = tokio::time::interval(TICK);
+        let mut outside = run.stop.clone();
+        let leave_now = |run: &Run| run.error.borrow().is_some() || *run.stop.borrow() == Stop::Abort;
+        while run.books.borrow().tally.unsynced() > 0 && !leave_now(&run) {
+            tokio::select! {
+                Some(event) = commits.recv() => self.hear_disk(event),
+                Some(report) = reported.recv() => observe(report),
+                _ = tick.tick() => self.tick(observe),
+                () = changed_or_never(&mut outside) => {}
+            }
+        }
+        let finished = committer.finish(Instant::now() + LAST_SYNC_DEADLINE)?;
+        while let Ok(event) = commits.try_recv() {
+            self.hear_disk(event);
+        }
+        let unsaved = finished.unsaved.iter().filter(|ticket| **ticket != 0).count() as u64;
+        if !finished.unsaved.is_empty() && run.error.borrow().is_none() {
+            let rows = (finished.unsaved.len() as u64 - unsaved).min(row_failures);
+            let what = if unsaved > 0 {
+                format!("{unsaved} finished answers")
+            } else {
+                format!("{rows} lines about unusable rows")
+            };
+            run.fail(Error::environment(format!("{what} could not be saved: the disk did not take them"))
+                .hint("make room and run the same command again; their prompts are sent again, everything reported as done is safe"));
+        }
+        Ok(unsaved)
+    }
+}

@@ -1,0 +1,70 @@
+//! What a run is told: validated, and the part of it that makes the run what it is (the fingerprint).
+
+use crate::client::answer::AnswerPolicy;
+use crate::client::request::TokenIds;
+use crate::client::{Mode, Timeouts};
+use crate::retry::RetryPolicy;
+use crate::server_info::ServerInfo;
+use eaglet_core::commit::CommitSettings;
+use eaglet_core::sampling::Sampling;
+use eaglet_data::{Plan, Turns};
+use serde_json::{Map, Value, json};
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+/// Settings of the generate stage.
+#[derive(Clone, Debug)]
+pub struct GenerateSettings {
+    /// Requests out at once.
+    pub concurrency: NonZeroUsize,
+    /// Streamed or whole.
+    pub mode: Mode,
+    /// Which turns are answered.
+    pub turns: Turns,
+    /// Sampling sent.
+    pub sampling: Sampling,
+    /// Merged into every request.
+    pub extra_body: Map<String, Value>,
+    /// Token limit of an answer; `None` = the server's.
+    pub max_completion_tokens: Option<u64>,
+    /// Tokens of prompt and answer together; the answer's limit is lowered for prompts that would go over it.
+    pub max_seq_len: Option<u64>,
+    /// Answers shorter than this are kept and flagged; training leaves them out.
+    pub min_completion_tokens: Option<u64>,
+    /// Whether to ask for token ids.
+    pub token_ids: TokenIds,
+    /// How answers are judged.
+    pub answers: AnswerPolicy,
+    /// Time-outs of a request.
+    pub timeouts: Timeouts,
+    /// Retries.
+    pub retry: RetryPolicy,
+    /// Group commit.
+    pub commit: CommitSettings,
+    /// How long a drain that nobody watches (SIGTERM) may take before requests are given up.
+    pub drain_deadline: Duration,
+}
+
+impl GenerateSettings {
+    /// What makes this run this run: resuming it with another value is refused. Inputs are known by content, not by path, so that a converted or
+    /// moved data set is the same data set.
+    pub fn fingerprint(&self, server: &ServerInfo, plan: &Plan) -> Value {
+        json!({
+            "dataset": {"prompts": plan.entries().len(), "content_hash": format!("{:032x}", plan.fingerprint()), "turns": self.turns},
+            "model": server.model,
+            "server_model": server.root,
+            "sampling": self.sampling,
+            "max_completion_tokens": self.max_completion_tokens,
+            "max_seq_len": self.max_seq_len,
+            "extra_body": self.extra_body,
+        })
+    }
+
+    /// Longest context a prompt and its answer may fill, in tokens, if anything bounds it.
+    pub fn context_limit(&self, server: &ServerInfo) -> Option<u64> {
+        match (self.max_seq_len, server.max_model_len) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! From arguments to validated settings. Parsing acts on nothing.
+
+use crate::cli::{self, Connection, GenerateArgs, Input, Judging, Limits, SamplingArgs};
+use crate::environment;
+use eaglet_core::commit::CommitSettings;
+use eaglet_core::prompt::Role;
+use eaglet_core::redacted::Secret;
+use eaglet_core::sampling::Sampling;
+use eaglet_core::{Error, Result};
+use eaglet_data::{BadText, DatasetSpec, Duplicates, Turns};
+use eaglet_generate::client::answer::AnswerPolicy;
+use eaglet_generate::client::endpoint::Endpoint;
+use eaglet_generate::client::request::{RequestTemplate, TokenIds};
+use eaglet_generate::client::{Client, Mode, Timeouts};
+use eaglet_generate::retry::RetryPolicy;
+use eaglet_generate::run::GenerateSettings;
+use eaglet_generate::server_info::ServerInfo;
+use serde_json::{Map, Value};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// The data set as asked for.
+pub(super) fn dataset_spec(input: &Input) -> Result<DatasetSpec> {
+    Ok(DatasetSpec {
+        inputs: input.dataset.clone(),
+        system: input.system.clone(),
+        filters: input.filters.iter().map(|filter| filter.parse()).collect::<Result<_>>()?,
+        shuffle_seed: input.shuffle,
+        max_samples: input.max_samples,
+        turns: turns(input.turns),
+        bad_text: match input.bad_text {
+            cli::BadText::SetAside => BadText::SetAside,
+            cli::BadText::Repair => BadText::Repair,
+        },
+        duplicates: match input.duplicates {
+            cli::Duplicates::Refuse => Duplicates::Refuse,
+            cli::Duplicates::Keep => Duplicates::Keep,
+        },
+        role_map: input.map_role.iter().map(|pair| mapped_role(pair)).collect::<Result<_>>()?,
+        id_field: input.id_field.clone(),
+    })
+}
+
+fn turns(turns: cli::Turns) -> Turns {
+    match turns {
+        cli::Turns::All => Turns::All,
+        cli::Turns::First => Turns::First,
+        cli::Turns::Last => Turns::Last,
+    }
+}
+
+fn mapped_role(pair: &str) -> Result<(String, Role)> {
+    let bad = || {
+        Error::usage(format!("--map-role {pair:?}: expected NAME=ROLE"))
+            .hint("ROLE is system, user, assistant or tool, e.g. narrator=user")
+    };
+    let (name, role) = pair.split_once('=').ok_or_else(bad)?;
+    let role = [Role::System, Role::Developer, Role::User, Role::Assistant, Role::Tool]
+        .into_iter()
+        .find(|r| r.as_str() == role.trim());
+    Ok((name.trim().to_owned(), role.ok_or_else(bad)?))
+}
+
+/// Settings of `generate`.
+pub(super) fn generate_settings(args: &GenerateArgs) -> Result<GenerateSettings> {
+    let mut settings = settings(&args.connection, &args.limits, &args.sampling)?;
+    settings.turns = turns(args.input.turns);
+    settings.answers = answer_policy(&args.judging)?;
+    settings.commit = CommitSettings { interval: args.sync_interval, ..CommitSettings::default() };
+    settings.drain_deadline = args.drain_deadline;
+    Ok(settings)
+}
+
+/// Settings that `generate` and `doctor` share.
+pub(super) fn settings(connection: &Connection, limits: &Limits, sampling: &SamplingArgs) -> Result<GenerateSettings> {
+    let counts = [("--max-completion-tokens", limits.max_completion_tokens), ("--max-seq-len", limits.max_seq_len)];
+    for (flag, value) in counts {
+        if value == Some(0) {
+            return Err(
+                Error::usage(format!("{flag} must be at least 1")).hint("leave it out for no limit of eaglet's own")
+            );
+        }
+    }
+    Ok(GenerateSettings {
+        concurrency: connection.concurrency,
+        mode: if connection.no_stream { Mode::Whole } else { Mode::Stream },
+        turns: Turns::Last,
+        sampling: Sampling {
+            temperature: sampling.temperature,
+            top_p: sampling.top_p,
+            top_k: sampling.top_k,
+            min_p: sampling.min_p,
+            repetition_penalty: sampling.repetition_penalty,
+            presence_penalty: sampling.presence_penalty,
+            frequency_penalty: sampling.frequency_penalty,
+            seed: sampling.seed,
+            stop: sampling.stop.clone(),
+        },
+        extra_body: extra_body(connection.extra_body.as_deref())?,
+        max_completion_tokens: limits.max_completion_tokens,
+        max_seq_len: limits.max_seq_len,
+        min_completion_tokens: limits.min_completion_tokens,
+        token_ids: if connection.no_token_ids { TokenIds::DoNotAsk } else { TokenIds::Ask },
+        answers: AnswerPolicy::default(),
+        timeouts: Timeouts {
+            connect: limits.connect_timeout,
+            first_byte: limits.first_byte_timeout,
+            silence: limits.timeout.unwrap_or(limits.silence_timeout),
+            total: limits.total_timeout,
+            ..Timeouts::default()
+        },
+        retry: RetryPolicy {
+            retries_max: limits.max_retries,
+            retry_for: limits.retry_for,
+            backoff_first: limits.retry_backoff,
+            ..RetryPolicy::default()
+        },
+        commit: CommitSettings::default(),
+        drain_deadline: Duration::from_secs(60),
+    })
+}
+
+fn extra_body(text: Option<&str>) -> Result<Map<String, Value>> {
+    let Some(text) = text else { return Ok(Map::new()) };
+    let hint = "give one JSON object, e.g. --extra-body '{\"chat_template_kwargs\": {\"thinking\": true}}'";
+    match serde_json::from_str(text) {
+        Ok(Value::Object(members)) => Ok(members),
+        Ok(_) => Err(Error::usage("--extra-body is JSON, but not an object").hint(hint)),
+        Err(error) => Err(Error::usage(format!("--extra-body is not JSON: {error}")).hint(hint)),
+    }
+}
+
+fn answer_policy(judging: &Judging) -> Result<AnswerPolicy> {
+    let mut policy = AnswerPolicy::default();
+    policy.accepted.extend(judging.accept_finish_reason.iter().cloned());
+    policy.reasoning_markers = match judging.reasoning_markers.as_str() {
+        "none" => None,
+        markers => match markers.split_once(',') {
+            Some((open, close)) if !open.is_empty() && !close.is_empty() => Some((open.to_owned(), close.to_owned())),
+            _ => {
+                return Err(Error::usage(format!("--reasoning-markers {markers:?}: expected OPEN,CLOSE or none"))
+                    .hint("e.g. --reasoning-markers '<think>,</think>'"));
+            }
+        },
+    };
+    Ok(policy)
+}
+
+/// A client of the server asked for.
+pub(super) fn client(connection: &Connection, timeouts: Timeouts) -> Result<Client> {
+    let key: Option<Secret> = environment::api_key(connection.api_key_env.as_deref())?;
+    let endpoint = Endpoint::new(&connection.url, key.as_ref(), &connection.header)?;
+    Client::new(Rc::new(endpoint), timeouts)
+}
+
+/// The template of all requests.
+pub(super) fn template(settings: &GenerateSettings, server: &ServerInfo) -> Result<RequestTemplate> {
+    let stream = settings.mode == Mode::Stream;
+    RequestTemplate::new(&server.model, &settings.sampling, &settings.extra_body, stream, settings.token_ids)
+}
+
+/// Options whose values may be secret, or hold one.
+const MASKED_OPTIONS: [&str; 4] = ["--header", "--url", "--vllm-url", "--extra-body"];
+
+/// The command line as it may be recorded. URLs keep their host, headers lose their values.
+pub(super) fn masked_command() -> Vec<String> {
+    mask(std::env::args())
+}
+
+fn mask(args: impl Iterator<Item = String>) -> Vec<String> {
+    let mut masked = Vec::new();
+    let mut option: Option<String> = None;
+    for arg in args {
+        let (name, value) = match arg.split_once('=') {
+            Some((name, value)) if MASKED_OPTIONS.contains(&name) => (Some(name.to_owned()), value.to_owned()),
+            _ => (option.take(), arg.clone()),
+        };
+        let inline = name.is_some() && arg.starts_with("--");
+        let shown = match name.as_deref() {
+            Some("--header") => value.split_once(':').map_or("***".to_owned(), |(header, _)| format!("{header}: ***")),
+            Some("--url" | "--vllm-url") => Endpoint::new(&value, None, &[]).map_or("***".to_owned(), |e| e.label()),
+            _ => value,
+        };
+        masked.push(match (&name, inline) {
+            (Some(name), true) => format!("{name}={shown}"),
+            _ => shown,
+        });
+        if MASKED_OPTIONS.contains(&arg.as_str()) {
+            option = Some(arg);
+        }
+    }
+    masked
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_recorded_command_line_holds_no_secret() {
+        let args = [
+            "eaglet",
+            "generate",
+            "--header",
+            "X-Api-Key: s3cret",
+            "--url=http://u:pw@h:1/v1",
+            "--vllm-url",
+            "http://u:pw@h:2",
+            "--seed",
+            "1",
+        ];
+        let masked = mask(args.iter().map(|s| (*s).to_owned()));
+        assert_eq!(
+            masked,
+            [
+                "eaglet",
+                "generate",
+                "--header",
+                "X-Api-Key: ***",
+                "--url=http://h:1",
+                "--vllm-url",
+                "http://h:2",
+                "--seed",
+                "1"
+            ]
+        );
+    }
+
+    #[test]
+    fn bad_values_name_the_flag_and_the_form() {
+        for text in ["[]", "{", "3"] {
+            let error = extra_body(Some(text)).unwrap_err();
+            assert!(error.to_string().starts_with("--extra-body") && error.hint_text().is_some());
+        }
+        assert!(mapped_role("narrator").is_err() && mapped_role("narrator=king").is_err());
+        assert_eq!(mapped_role("narrator=user").unwrap(), ("narrator".to_owned(), Role::User));
+    }
+}

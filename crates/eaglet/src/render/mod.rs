@@ -1,0 +1,7 @@
+//! What people see. Every screen is a pure function from values to text; printing is the caller's.
+
+pub(crate) mod error;
+pub(crate) mod findings;
+pub(crate) mod progress;
+pub(crate) mod summary;
+pub(crate) mod units;
