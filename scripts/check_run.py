@@ -18,17 +18,17 @@ import urllib.request
 SHOWN_MAX = 10
 
 
-def lines_of(path):
-    """The file's lines as bytes; the last must end with a newline. Split at 0x0A only."""
-    data = path.read_bytes() if path.exists() else b""
-    if data and not data.endswith(b"\n"):
-        yield b"(no newline at the end of the file)"
-    yield from data.split(b"\n")[:-1]
+def lines_of(path, trouble):
+    """The file's lines as bytes, split at 0x0A only; each must end with one."""
+    *lines, rest = (path.read_bytes() if path.exists() else b"").split(b"\n")
+    if rest:
+        trouble.append(f"{path.name}: the last line has no newline: {rest[:40]!r}")
+    return lines
 
 
 def read_records(path, trouble):
     records = []
-    for number, line in enumerate(lines_of(path), 1):
+    for number, line in enumerate(lines_of(path, trouble), 1):
         try:
             record = json.loads(line.decode("utf-8"))
         except ValueError as error:

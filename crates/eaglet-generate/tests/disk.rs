@@ -23,8 +23,9 @@ use eaglet_generate::retry::RetryPolicy;
 use eaglet_generate::run::{self, GenerateSettings, Report, RunEnd, RunParts, Stop};
 use eaglet_generate::server_info::server_info;
 use eaglet_testkit::faulty_storage::{CrashMode, Fault, FaultPlan, FaultyStorage, Operation, Persistence};
-use eaglet_testkit::server::{Answer, Rule, Script, ScriptedServer};
+use eaglet_testkit::server::{Answer, Rule, Script, ScriptedServer, SeenRequest};
 use serde_json::{Map, Value};
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -46,11 +47,14 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const RESPONSES: &str = "run/raw_responses.jsonl";
 const FAILURES: &str = "run/failures.jsonl";
 const CHAT: &str = "/v1/chat/completions";
+/// Says which session a request belongs to.
+const SESSION_HEADER: &str = "x-session";
 
 /// What a run needs beside its disk.
 struct Stage {
     server: ScriptedServer,
     data: tempfile::TempDir,
+    sessions: Cell<u64>,
 }
 
 /// How a session went.
@@ -79,21 +83,25 @@ impl Stage {
         let data = tempfile::tempdir().unwrap();
         let rows = (0..COUNT).map(|n| format!("{{\"id\": \"p{n}\", \"prompt\": \"Name boat {n}.\"}}\n"));
         std::fs::write(data.path().join("boats.jsonl"), rows.collect::<String>()).unwrap();
-        Stage { server: ScriptedServer::start(script), data }
+        Stage { server: ScriptedServer::start(script), data, sessions: Cell::new(0) }
     }
 
-    fn sent(&self) -> u64 {
-        self.server.requests_on(CHAT).len() as u64
+    /// Requests of one session. Told apart by a header, because what an earlier session gave up may reach the server late.
+    fn sent(&self, session: u64) -> u64 {
+        let name = session.to_string();
+        let of_session = |request: &&SeenRequest| request.header(SESSION_HEADER) == Some(name.as_str());
+        self.server.requests_on(CHAT).iter().filter(of_session).count() as u64
     }
 
     /// One process on this disk. `on_event` hears every event and can ask the run to stop.
     fn session(&self, storage: &FaultyStorage, mut on_event: impl FnMut(&Event, &watch::Sender<Stop>)) -> Session {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let local = tokio::task::LocalSet::new();
-        let sent_before = self.sent();
+        let number = self.sessions.get() + 1;
+        self.sessions.set(number);
         let (sender, stop) = watch::channel(Stop::No);
         let end = local.block_on(&runtime, async {
-            let parts = self.parts(storage).await?;
+            let parts = self.parts(storage, number).await?;
             let observe = |report| match report {
                 Report::Event(event) => on_event(&event, &sender),
                 Report::Snapshot(snapshot) => assert_conserved(&snapshot),
@@ -103,13 +111,13 @@ impl Stage {
             Ok::<_, Error>(end.expect("the run does not end").expect("a thread can be started"))
         });
         match end {
-            Ok(end) => Session::Ran { end: Box::new(end), sent: self.sent() - sent_before },
+            Ok(end) => Session::Ran { end: Box::new(end), sent: self.sent(number) },
             Err(error) => Session::NotOpened(error),
         }
     }
 
     /// What a run is put together from. Opening the journals comes first: nothing else touches the disk under test.
-    async fn parts(&self, storage: &FaultyStorage) -> Result<RunParts, Error> {
+    async fn parts(&self, storage: &FaultyStorage, session: u64) -> Result<RunParts, Error> {
         let shared: Arc<dyn Storage> = Arc::new(storage.clone());
         storage.create_dir_all(Path::new("run")).unwrap();
         let (responses, _) = Journal::open(Arc::clone(&shared), Path::new(RESPONSES))?;
@@ -131,7 +139,8 @@ impl Stage {
         let plan = eaglet_data::plan(&spec, &HubSettings::default(), self.data.path(), None, &mut is_done, &mut |_| {})
             .unwrap();
         let settings = settings();
-        let endpoint = Endpoint::new(&self.server.url(), None, &[]).unwrap();
+        let header = format!("{SESSION_HEADER}: {session}");
+        let endpoint = Endpoint::new(&self.server.url(), None, &[header]).unwrap();
         let client = Client::new(Rc::new(endpoint), settings.timeouts).unwrap();
         let server = server_info(&client, None, None).await.unwrap();
         let template =
