@@ -178,17 +178,6 @@ impl Stage {
 fn settings() -> GenerateSettings {
     let moment = Duration::from_millis(1);
     GenerateSettings {
-        concurrency: NonZeroUsize::new(2).unwrap(),
-        mode: Mode::Stream,
-        turns: Turns::Last,
-        sampling: Sampling::default(),
-        extra_body: Map::new(),
-        max_completion_tokens: None,
-        max_seq_len: None,
-        min_completion_tokens: None,
-        token_ids: TokenIds::Ask,
-        answers: AnswerPolicy::default(),
-        timeouts: Timeouts::default(),
         retry: RetryPolicy { backoff_first: moment, ..RetryPolicy::default() },
         commit: CommitSettings {
             interval: moment,
@@ -198,6 +187,7 @@ fn settings() -> GenerateSettings {
             ..CommitSettings::default()
         },
         drain_deadline: DEADLINE,
+        ..GenerateSettings::new(NonZeroUsize::new(2).unwrap())
     }
 }
 

@@ -1,30 +1,8 @@
 use super::*;
-use crate::client::Timeouts;
-use crate::client::answer::AnswerPolicy;
-use crate::client::request::TokenIds;
-use crate::retry::RetryPolicy;
-use eaglet_core::commit::CommitSettings;
-use eaglet_core::sampling::Sampling;
 use std::num::NonZeroUsize;
-use std::time::Duration;
 
 fn settings(max_completion_tokens: Option<u64>, max_seq_len: Option<u64>) -> GenerateSettings {
-    GenerateSettings {
-        concurrency: NonZeroUsize::MIN,
-        mode: Mode::Stream,
-        turns: eaglet_data::Turns::Last,
-        sampling: Sampling::default(),
-        extra_body: serde_json::Map::new(),
-        max_completion_tokens,
-        max_seq_len,
-        min_completion_tokens: None,
-        token_ids: TokenIds::Ask,
-        answers: AnswerPolicy::default(),
-        timeouts: Timeouts::default(),
-        retry: RetryPolicy::default(),
-        commit: CommitSettings::default(),
-        drain_deadline: Duration::from_secs(1),
-    }
+    GenerateSettings { max_completion_tokens, max_seq_len, ..GenerateSettings::new(NonZeroUsize::MIN) }
 }
 
 fn context(max_completion_tokens: u64, max_seq_len: u64) -> Level {

@@ -46,6 +46,26 @@ pub struct GenerateSettings {
 }
 
 impl GenerateSettings {
+    /// Settings with every default, for this many requests at once: streamed, the server's own sampling and limits.
+    pub fn new(concurrency: NonZeroUsize) -> Self {
+        GenerateSettings {
+            concurrency,
+            mode: Mode::Stream,
+            turns: Turns::Last,
+            sampling: Sampling::default(),
+            extra_body: Map::new(),
+            max_completion_tokens: None,
+            max_seq_len: None,
+            min_completion_tokens: None,
+            token_ids: TokenIds::Ask,
+            answers: AnswerPolicy::default(),
+            timeouts: Timeouts::default(),
+            retry: RetryPolicy::default(),
+            commit: CommitSettings::default(),
+            drain_deadline: Duration::from_secs(60),
+        }
+    }
+
     /// What makes this run this run: resuming it with another value is refused. Inputs are known by content, not by path, so that a converted or
     /// moved data set is the same data set.
     pub fn fingerprint(&self, server: &ServerInfo, plan: &Plan) -> Value {

@@ -38,17 +38,6 @@ pub(crate) fn data_set(count: usize) -> tempfile::TempDir {
 /// Short waits, one retry.
 pub(crate) fn settings(concurrency: usize) -> GenerateSettings {
     GenerateSettings {
-        concurrency: NonZeroUsize::new(concurrency).unwrap(),
-        mode: Mode::Stream,
-        turns: Turns::Last,
-        sampling: Sampling::default(),
-        extra_body: serde_json::Map::new(),
-        max_completion_tokens: None,
-        max_seq_len: None,
-        min_completion_tokens: None,
-        token_ids: TokenIds::Ask,
-        answers: AnswerPolicy::default(),
-        timeouts: Timeouts::default(),
         retry: RetryPolicy { retries_max: 1, backoff_first: Duration::from_millis(5), ..RetryPolicy::default() },
         commit: CommitSettings {
             interval: Duration::from_millis(1),
@@ -57,6 +46,7 @@ pub(crate) fn settings(concurrency: usize) -> GenerateSettings {
             ..CommitSettings::default()
         },
         drain_deadline: Duration::from_secs(60),
+        ..GenerateSettings::new(NonZeroUsize::new(concurrency).unwrap())
     }
 }
 

@@ -144,7 +144,8 @@ pub(crate) struct Connection {
     /// Header of every request; may be repeated
     #[arg(long, value_name = "NAME: VALUE")]
     pub(crate) header: Vec<String>,
-    /// JSON object merged into every request, e.g. '{"chat_template_kwargs":{"thinking":true}}'
+    /// JSON object merged into every request, e.g. '{"chat_template_kwargs":{"thinking":true}}'; recorded
+    /// in run.json, so no place for secrets
     #[arg(long, value_name = "JSON")]
     pub(crate) extra_body: Option<String>,
     /// Ask for whole answers instead of streams: cheaper, but a lost connection loses the answer so far

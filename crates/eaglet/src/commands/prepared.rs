@@ -17,7 +17,6 @@ use eaglet_generate::run::GenerateSettings;
 use eaglet_generate::server_info::ServerInfo;
 use serde_json::{Map, Value};
 use std::rc::Rc;
-use std::time::Duration;
 
 /// The data set as asked for.
 pub(super) fn dataset_spec(input: &Input) -> Result<DatasetSpec> {
@@ -82,9 +81,7 @@ pub(super) fn settings(connection: &Connection, limits: &Limits, sampling: &Samp
         }
     }
     Ok(GenerateSettings {
-        concurrency: connection.concurrency,
         mode: if connection.no_stream { Mode::Whole } else { Mode::Stream },
-        turns: Turns::Last,
         sampling: Sampling {
             temperature: sampling.temperature,
             top_p: sampling.top_p,
@@ -101,7 +98,6 @@ pub(super) fn settings(connection: &Connection, limits: &Limits, sampling: &Samp
         max_seq_len: limits.max_seq_len,
         min_completion_tokens: limits.min_completion_tokens,
         token_ids: if connection.no_token_ids { TokenIds::DoNotAsk } else { TokenIds::Ask },
-        answers: AnswerPolicy::default(),
         timeouts: Timeouts {
             connect: limits.connect_timeout,
             first_byte: limits.first_byte_timeout,
@@ -115,8 +111,7 @@ pub(super) fn settings(connection: &Connection, limits: &Limits, sampling: &Samp
             backoff_first: limits.retry_backoff,
             ..RetryPolicy::default()
         },
-        commit: CommitSettings::default(),
-        drain_deadline: Duration::from_secs(60),
+        ..GenerateSettings::new(connection.concurrency)
     })
 }
 
@@ -160,7 +155,7 @@ pub(super) fn template(settings: &GenerateSettings, server: &ServerInfo) -> Resu
 }
 
 /// Options whose values may be secret, or hold one.
-const MASKED_OPTIONS: [&str; 4] = ["--header", "--url", "--vllm-url", "--extra-body"];
+const MASKED_OPTIONS: [&str; 3] = ["--header", "--url", "--vllm-url"];
 
 /// The command line as it may be recorded. URLs keep their host, headers lose their values.
 pub(super) fn masked_command() -> Vec<String> {
