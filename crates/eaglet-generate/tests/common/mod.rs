@@ -6,14 +6,12 @@
 use eaglet_core::commit::CommitSettings;
 use eaglet_core::journal::Journal;
 use eaglet_core::resume::{Known, RecordIndex};
-use eaglet_core::sampling::Sampling;
 use eaglet_core::scan::{ScanLimits, scan_storage};
 use eaglet_core::storage::Storage;
-use eaglet_data::{DatasetSpec, HubSettings, Turns};
-use eaglet_generate::client::answer::AnswerPolicy;
+use eaglet_data::{DatasetSpec, HubSettings};
+use eaglet_generate::client::Client;
 use eaglet_generate::client::endpoint::Endpoint;
-use eaglet_generate::client::request::{RequestTemplate, TokenIds};
-use eaglet_generate::client::{Client, Mode, Timeouts};
+use eaglet_generate::client::request::RequestTemplate;
 use eaglet_generate::retry::RetryPolicy;
 use eaglet_generate::run::{self, GenerateSettings, Report, RunEnd, RunParts, Stop};
 use eaglet_generate::server_info;
