@@ -4,7 +4,7 @@
 //! of the Python script that eaglet replaces carry no content hash; they match by id, or by row number for rows that
 //! have no id of their own.
 
-use crate::ids::{ContentHash, PromptId, PromptKey};
+use crate::ids::{BuildHashedKeyHasher, ContentHash, PromptId, PromptKey};
 use crate::outcome::Failure;
 use crate::prompt::Prompt;
 use crate::response::{RecordHead, Status};
@@ -14,10 +14,10 @@ use std::collections::{HashMap, HashSet};
 /// What earlier sessions left, keyed by identity. About 40 bytes a record.
 #[derive(Clone, Debug, Default)]
 pub struct RecordIndex {
-    done: HashSet<PromptKey>,
+    done: HashSet<PromptKey, BuildHashedKeyHasher>,
     /// Records without a content hash: id -> status.
     legacy: HashSet<String>,
-    failed: HashSet<PromptKey>,
+    failed: HashSet<PromptKey, BuildHashedKeyHasher>,
     /// Rows already listed as unusable or duplicate.
     listed_rows: HashSet<u64>,
     /// Totals over the records.
@@ -122,9 +122,8 @@ impl RecordIndex {
         self
     }
 
-    /// What earlier sessions say about this prompt. A record wins over a failure: the prompt was retried with success.
-    pub fn known(&self, prompt: &Prompt) -> Known {
-        let key = prompt.key();
+    /// What earlier sessions say about this prompt, whose key the caller has at hand. A record wins over a failure: the prompt was retried with success.
+    pub fn known(&self, prompt: &Prompt, key: PromptKey) -> Known {
         if self.done.contains(&key) || self.is_legacy(prompt) {
             Known::Done
         } else if self.failed.contains(&key) {
@@ -201,6 +200,10 @@ mod tests {
         Prompt::new(id.map(PromptId::given), row, None, vec![Message::text(Role::User, text)], None)
     }
 
+    fn known(index: &RecordIndex, prompt: &Prompt) -> Known {
+        index.known(prompt, prompt.key())
+    }
+
     fn index(lines: &[&str]) -> RecordIndex {
         let mut index = RecordIndex::default();
         for line in lines {
@@ -220,9 +223,9 @@ mod tests {
             )
         };
         let index = index(&[&line(5), &line(0), &line(3)]);
-        let left: Vec<u64> = prompts.iter().filter(|p| index.known(p) == Known::New).map(|p| p.row).collect();
+        let left: Vec<u64> = prompts.iter().filter(|p| known(&index, p) == Known::New).map(|p| p.row).collect();
         assert_eq!(left, [1, 2, 4, 6, 7]);
-        assert_eq!(index.known(&prompt(Some("q5"), 5, "another question")), Known::New);
+        assert_eq!(known(&index, &prompt(Some("q5"), 5, "another question")), Known::New);
         assert_eq!(index.totals.completion_tokens, [2, 2, 2]);
     }
 
@@ -246,10 +249,10 @@ mod tests {
             partial: None,
         };
         index.add_failure_line(&failure.to_line());
-        assert_eq!(index.known(&asked), Known::Failed);
+        assert_eq!(known(&index, &asked), Known::Failed);
         let line = format!("{{\"sample_id\":\"a\",\"prompt_hash\":\"{}\",\"status\":\"ok\"}}", asked.hash);
         index.add_response_line(line.as_bytes(), 0);
-        assert_eq!(index.known(&asked), Known::Done);
+        assert_eq!(known(&index, &asked), Known::Done);
     }
 
     #[test]
@@ -261,11 +264,11 @@ mod tests {
             r#"{"sample_id": "hollow"}"#,
             "not json",
         ]);
-        assert_eq!(index.known(&prompt(None, 3, "row without an id")), Known::Done);
-        assert_eq!(index.known(&prompt(Some("mine"), 3, "row with its own id")), Known::New);
-        assert_eq!(index.known(&prompt(Some("k7"), 0, "x")), Known::Done);
-        assert_eq!(index.known(&prompt(Some("bad"), 0, "x")), Known::New);
-        assert_eq!(index.known(&prompt(Some("hollow"), 0, "x")), Known::New);
+        assert_eq!(known(&index, &prompt(None, 3, "row without an id")), Known::Done);
+        assert_eq!(known(&index, &prompt(Some("mine"), 3, "row with its own id")), Known::New);
+        assert_eq!(known(&index, &prompt(Some("k7"), 0, "x")), Known::Done);
+        assert_eq!(known(&index, &prompt(Some("bad"), 0, "x")), Known::New);
+        assert_eq!(known(&index, &prompt(Some("hollow"), 0, "x")), Known::New);
         assert_eq!((index.totals.legacy, index.totals.unreadable), (2, 1));
     }
 

@@ -72,10 +72,13 @@ pub fn row_id(row: &Map<String, Value>, id_field: Option<&str>) -> Option<String
     }
 }
 
-/// Reads one row. `spec` says how (turns, system message, role names, id field, bad text).
-pub fn read_row(mut row: Map<String, Value>, spec: &DatasetSpec) -> Result<Conversation, RejectReason> {
-    let id = row_id(&row, spec.id_field.as_deref());
-    if let (None, Some(field)) = (&id, &spec.id_field) {
+/// Reads one row, whose id is that of [`row_id`]. `spec` says how (turns, system message, role names, bad text).
+pub fn read_row(
+    mut row: Map<String, Value>,
+    id: Option<&str>,
+    spec: &DatasetSpec,
+) -> Result<Conversation, RejectReason> {
+    if let (None, Some(field)) = (id, &spec.id_field) {
         return Err(RejectReason::MissingId(field.clone()));
     }
     let mut repaired = false;

@@ -10,7 +10,8 @@ fn read(row: Value) -> Result<Conversation, RejectReason> {
 
 fn read_with(row: Value, spec: &DatasetSpec) -> Result<Conversation, RejectReason> {
     let Value::Object(row) = row else { panic!("a row is an object") };
-    read_row(row, spec)
+    let id = row_id(&row, spec.id_field.as_deref());
+    read_row(row, id.as_deref(), spec)
 }
 
 /// The messages as JSON, the way they are sent.
@@ -257,7 +258,8 @@ proptest! {
     ) {
         let row: Map<String, Value> = members.into_iter().map(|(k, v)| (k.to_owned(), v)).collect();
         let spec = DatasetSpec { turns, ..DatasetSpec::default() };
-        if let Ok(read) = read_row(row, &spec) {
+        let id = row_id(&row, None);
+        if let Ok(read) = read_row(row, id.as_deref(), &spec) {
             let last = read.messages.last().unwrap();
             prop_assert!(matches!(last.role, Role::User | Role::Tool));
             prop_assert!(read.messages.iter().any(|message| message.role == Role::User));

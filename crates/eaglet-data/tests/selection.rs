@@ -132,7 +132,7 @@ fn done_prompts_are_asked_once_and_not_spooled() {
             ..DatasetSpec::default()
         };
         let (mut asked, mut heard) = (0, 0);
-        let mut is_done = |prompt: &eaglet_core::prompt::Prompt| {
+        let mut is_done = |prompt: &eaglet_core::prompt::Prompt, _| {
             asked += 1;
             prompt.row.is_multiple_of(2)
         };

@@ -126,8 +126,8 @@ impl Stage {
             inputs: vec![self.data.path().join("boats.jsonl").display().to_string()],
             ..DatasetSpec::default()
         };
-        let mut is_done = |prompt: &eaglet_core::prompt::Prompt| {
-            match index.known(prompt) {
+        let mut is_done = |prompt: &eaglet_core::prompt::Prompt, key| {
+            match index.known(prompt, key) {
                 Known::Done => done_before += 1,
                 Known::Failed => failed_before += 1,
                 Known::New => return false,

@@ -82,8 +82,8 @@ pub(crate) fn session(
     let index = index_of(storage);
     let (mut done, mut failed) = (0, 0);
     let spec = DatasetSpec { inputs: vec![data.join("data.jsonl").display().to_string()], ..DatasetSpec::default() };
-    let mut known = |prompt: &_| {
-        let known = index.known(prompt);
+    let mut known = |prompt: &_, key| {
+        let known = index.known(prompt, key);
         done += u64::from(known == Known::Done);
         failed += u64::from(known == Known::Failed);
         known != Known::New

@@ -103,7 +103,7 @@ impl Session<'_> {
             &environment::hub_settings(),
             self.run_dir.path(),
             Some(&mut std::io::stdin().lock()),
-            &mut |prompt| counts.known(index.known(prompt), retry_failed),
+            &mut |prompt, key| counts.known(index.known(prompt, key), retry_failed),
             &mut |_| {},
         )?;
         tell_plan(&plan, log);
