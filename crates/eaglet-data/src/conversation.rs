@@ -12,8 +12,9 @@
 use crate::json_text;
 use crate::message::{self, Fields};
 use crate::reject::{RejectReason, shorten};
-use crate::spec::{BadText, DatasetSpec, Turns, lookup};
-use crate::tools::{self, take_text};
+use crate::row::Row;
+use crate::spec::{BadText, DatasetSpec, Turns};
+use crate::tools;
 use eaglet_core::ids::PromptId;
 use eaglet_core::prompt::{Content, Message, Role};
 use serde_json::{Map, Value};
@@ -27,17 +28,23 @@ const SOURCE_FIELDS: [&str; 3] = ["source", "category", "dataset"];
 const LIST_FIELDS: [&str; 3] = ["messages", "conversations", "conversation"];
 /// Fields that hold the user's text.
 const TEXT_FIELDS: [&str; 4] = ["question", "problem", "query", "instruction"];
+/// Further fields that may hold a prompt, in forms of their own.
+const OTHER_PROMPT_FIELDS: [&str; 4] = ["prompt", "turns", "text", "body"];
 /// Fields that accompany a prompt.
 const SIDE_FIELDS: [&str; 5] = ["input", "system", "system_prompt", "tools", "functions"];
 
-/// Whether a column of this name may hold (part of) a prompt or its context.
-pub(crate) fn is_known_field(name: &str) -> bool {
-    is_prompt_field(name) || [&ID_FIELDS[..], &SOURCE_FIELDS, &SIDE_FIELDS].iter().any(|group| group.contains(&name))
+/// The name of a column that may hold (part of) a prompt or its context.
+pub(crate) fn known_field(name: &str) -> Option<&'static str> {
+    [&LIST_FIELDS[..], &TEXT_FIELDS, &OTHER_PROMPT_FIELDS, &ID_FIELDS, &SOURCE_FIELDS, &SIDE_FIELDS]
+        .into_iter()
+        .flatten()
+        .find(|known| **known == name)
+        .copied()
 }
 
 /// Whether a column of this name may hold a prompt by itself.
 pub(crate) fn is_prompt_field(name: &str) -> bool {
-    LIST_FIELDS.contains(&name) || TEXT_FIELDS.contains(&name) || ["prompt", "turns", "text", "body"].contains(&name)
+    [&LIST_FIELDS[..], &TEXT_FIELDS, &OTHER_PROMPT_FIELDS].iter().any(|group| group.contains(&name))
 }
 
 /// What a row says.
@@ -56,7 +63,7 @@ pub struct Conversation {
 }
 
 /// A row's own id as text: from `id_field`, else from the first known field that holds text or a whole number.
-pub fn row_id(row: &Map<String, Value>, id_field: Option<&str>) -> Option<String> {
+pub fn row_id(row: &Row, id_field: Option<&str>) -> Option<String> {
     let as_id = |value: &Value| match value {
         Value::String(text) if !text.is_empty() => Some(text.clone()),
         Value::Number(number) if !number.is_f64() => Some(number.to_string()),
@@ -67,18 +74,15 @@ pub fn row_id(row: &Map<String, Value>, id_field: Option<&str>) -> Option<String
         _ => None,
     };
     match id_field {
-        Some(field) => lookup(row, field).and_then(as_id),
+        Some(field) => row.lookup(field).and_then(as_id),
         None => ID_FIELDS.iter().find_map(|field| row.get(*field).and_then(as_id)),
     }
 }
 
-/// Reads one row, whose id is that of [`row_id`]. `spec` says how (turns, system message, role names, bad text).
-pub fn read_row(
-    mut row: Map<String, Value>,
-    id: Option<&str>,
-    spec: &DatasetSpec,
-) -> Result<Conversation, RejectReason> {
-    if let (None, Some(field)) = (id, &spec.id_field) {
+/// Reads one row, whose id is that of [`row_id`]; the id stays with the caller unless the row can be used. `spec` says how (turns, system message, role
+/// names, bad text).
+pub fn read_row(mut row: Row, id: &mut Option<String>, spec: &DatasetSpec) -> Result<Conversation, RejectReason> {
+    if let (None, Some(field)) = (&id, &spec.id_field) {
         return Err(RejectReason::MissingId(field.clone()));
     }
     let mut repaired = false;
@@ -89,15 +93,15 @@ pub fn read_row(
     }
     let tools = tools::definitions(tools_value.unwrap_or(Value::Null))?;
     let mut messages = found.messages;
-    if let Some(own) = take_text(&mut row, "system").or_else(|| take_text(&mut row, "system_prompt")) {
+    if let Some(own) = row.take_text("system").or_else(|| row.take_text("system_prompt")) {
         put_system(&mut messages, own, false);
     }
     if let Some(system) = &spec.system {
         put_system(&mut messages, system.clone(), true);
     }
     cut(&mut messages, spec.turns, found.answers_missing)?;
-    let source = SOURCE_FIELDS.iter().find_map(|name| take_text(&mut row, name));
-    Ok(Conversation { id: id.map(PromptId::given), source, messages, tools, repaired })
+    let source = SOURCE_FIELDS.iter().find_map(|name| row.take_text(name));
+    Ok(Conversation { id: id.take().map(PromptId::given), source, messages, tools, repaired })
 }
 
 /// Messages found in a row, before anything is cut.
@@ -119,7 +123,7 @@ impl Found {
     }
 }
 
-fn find_messages(row: &mut Map<String, Value>, spec: &DatasetSpec, repaired: &mut bool) -> Result<Found, RejectReason> {
+fn find_messages(row: &mut Row, spec: &DatasetSpec, repaired: &mut bool) -> Result<Found, RejectReason> {
     let mut empty_text = false;
     let mut empty_list = false;
     for field in LIST_FIELDS {
@@ -152,7 +156,7 @@ fn find_messages(row: &mut Map<String, Value>, spec: &DatasetSpec, repaired: &mu
         match row.remove(field) {
             Some(Value::String(text)) if text.trim().is_empty() => empty_text = true,
             Some(Value::String(text)) if field == "instruction" => {
-                let input = take_text(row, "input").filter(|input| !input.trim().is_empty());
+                let input = row.take_text("input").filter(|input| !input.trim().is_empty());
                 return Ok(Found::user(input.map_or(text.clone(), |input| format!("{text}\n\n{input}"))));
             }
             Some(Value::String(text)) => return Ok(Found::user(text)),

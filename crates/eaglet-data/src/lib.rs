@@ -19,6 +19,7 @@ mod parquet_rows;
 pub mod plan;
 mod read_ahead;
 mod reject;
+pub mod row;
 mod rows;
 pub mod spec;
 mod spool;

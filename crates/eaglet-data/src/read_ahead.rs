@@ -10,7 +10,7 @@ use crate::inputs::InputFile;
 use crate::plan::prompt_of;
 use crate::reject::RejectReason;
 use crate::rows::{self, Needs, RawRow};
-use crate::spec::{DatasetSpec, lookup};
+use crate::spec::DatasetSpec;
 use eaglet_core::ids::PromptKey;
 use eaglet_core::prompt::Prompt;
 use eaglet_core::{Error, Result};
@@ -59,14 +59,14 @@ pub(crate) fn read_row(raw: RawRow<'_>, position: u64, spec: &DatasetSpec) -> Re
         Err(reason) => return ReadRow { became: Became::Rejected(None, reason), ..row },
     };
     for (index, filter) in spec.filters.iter().enumerate() {
-        row.filters_seen |= u64::from(lookup(&fields, filter.field()).is_some()) << index.min(63);
+        row.filters_seen |= u64::from(fields.lookup(filter.field()).is_some()) << index.min(63);
     }
     if !spec.filters.iter().all(|filter| filter.matches(&fields)) {
         return row;
     }
-    let id = conversation::row_id(&fields, spec.id_field.as_deref());
+    let mut id = conversation::row_id(&fields, spec.id_field.as_deref());
     row.id_given = id.is_some();
-    row.became = match conversation::read_row(fields, id.as_deref(), spec) {
+    row.became = match conversation::read_row(fields, &mut id, spec) {
         Ok(read) => {
             row.repaired |= read.repaired;
             let prompt = prompt_of(read, position);

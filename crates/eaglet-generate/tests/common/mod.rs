@@ -5,7 +5,7 @@
 
 use eaglet_core::commit::CommitSettings;
 use eaglet_core::journal::Journal;
-use eaglet_core::resume::{Known, RecordIndex};
+use eaglet_core::resume::{Known, RecordIndex, RecordIndexBuilder};
 use eaglet_core::scan::{ScanLimits, scan_storage};
 use eaglet_core::storage::Storage;
 use eaglet_data::{DatasetSpec, HubSettings};
@@ -50,7 +50,7 @@ pub(crate) fn settings(concurrency: usize) -> GenerateSettings {
 
 /// What the journals of a storage hold.
 pub(crate) fn index_of(storage: &dyn Storage) -> RecordIndex {
-    let mut index = RecordIndex::default();
+    let mut index = RecordIndexBuilder::default();
     for (path, is_response) in [(RESPONSES, true), (FAILURES, false)] {
         if storage.len(Path::new(path)).unwrap().is_none() {
             continue;
@@ -64,7 +64,7 @@ pub(crate) fn index_of(storage: &dyn Storage) -> RecordIndex {
         })
         .unwrap();
     }
-    index
+    index.build()
 }
 
 /// Opens the journals, plans what is left, and runs it to its end. `observe` gets each report and may ask to stop.
