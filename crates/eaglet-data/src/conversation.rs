@@ -62,24 +62,28 @@ pub struct Conversation {
     pub repaired: bool,
 }
 
-/// A row's own id as text: from `id_field`, else from the first known field that holds text or a whole number.
-pub fn row_id(row: &Row, id_field: Option<&str>) -> Option<String> {
-    let as_id = |value: &Value| match value {
-        Value::String(text) if !text.is_empty() => Some(text.clone()),
+/// A row's own id as text, taken out of the row: from `id_field` (which stays, it may be part of the prompt too), else from the first known
+/// field that holds text or a whole number.
+pub fn take_row_id(row: &mut Row, id_field: Option<&str>) -> Option<String> {
+    match id_field {
+        Some(field) => row.lookup(field).cloned().and_then(id_text),
+        None => ID_FIELDS.iter().find_map(|field| row.remove(field).and_then(id_text)),
+    }
+}
+
+fn id_text(value: Value) -> Option<String> {
+    match value {
+        Value::String(text) if !text.is_empty() => Some(text),
         Value::Number(number) if !number.is_f64() => Some(number.to_string()),
         // pandas turns a column of integers with gaps into floats; below 2^53 they are still whole.
         Value::Number(number) => {
             number.as_f64().filter(|id| id.fract() == 0.0 && id.abs() < 9e15).map(|id| format!("{id:.0}"))
         }
         _ => None,
-    };
-    match id_field {
-        Some(field) => row.lookup(field).and_then(as_id),
-        None => ID_FIELDS.iter().find_map(|field| row.get(*field).and_then(as_id)),
     }
 }
 
-/// Reads one row, whose id is that of [`row_id`]; the id stays with the caller unless the row can be used. `spec` says how (turns, system message, role
+/// Reads one row, whose id is that of [`take_row_id`]; the id stays with the caller unless the row can be used. `spec` says how (turns, system message, role
 /// names, bad text).
 pub fn read_row(mut row: Row, id: &mut Option<String>, spec: &DatasetSpec) -> Result<Conversation, RejectReason> {
     if let (None, Some(field)) = (&id, &spec.id_field) {

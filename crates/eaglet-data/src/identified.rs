@@ -58,8 +58,8 @@ impl<'a> Identified<'a> {
         for (field, seen) in self.filter_seen.iter_mut().enumerate() {
             *seen |= row.filters_seen & (1 << field.min(63)) != 0;
         }
-        let (prompt, key) = match &row.became {
-            Became::Prompt(prompt, key) => (prompt, key),
+        let prompt = match &row.became {
+            Became::Prompt(prompt) => prompt,
             Became::Filtered => {
                 self.tally.filtered += 1;
                 return Ok(None);
@@ -67,6 +67,7 @@ impl<'a> Identified<'a> {
             Became::Rejected(id, reason) => return Ok(self.reject(position, file, row.number, id, reason)),
         };
         self.tally.repaired += u64::from(row.repaired);
+        let key = prompt.key();
         let entry = PlanEntry {
             key: [(key.0 >> 64) as u64, key.0 as u64],
             row: position,

@@ -238,7 +238,7 @@ fn spool_chosen(
             if let Some(index) = next.next_if(|index| entries[*index].row == row) {
                 let entry = &mut entries[index];
                 let prompt = match read_ahead::read_row(raw, row, spec).became {
-                    Became::Prompt(prompt, key) if key == entry.key() => prompt,
+                    Became::Prompt(prompt) if prompt.key() == entry.key() => prompt,
                     _ => return Err(changed(file)),
                 };
                 place(entry, &prompt, spool, is_done)?;

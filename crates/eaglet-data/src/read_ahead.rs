@@ -11,7 +11,6 @@ use crate::plan::prompt_of;
 use crate::reject::RejectReason;
 use crate::rows::{self, Needs, RawRow};
 use crate::spec::DatasetSpec;
-use eaglet_core::ids::PromptKey;
 use eaglet_core::prompt::Prompt;
 use eaglet_core::{Error, Result};
 use std::ops::ControlFlow;
@@ -38,7 +37,7 @@ pub(crate) struct ReadRow {
 
 /// What a row became.
 pub(crate) enum Became {
-    Prompt(Prompt, PromptKey),
+    Prompt(Prompt),
     /// It did not pass the filters.
     Filtered,
     /// Its id, if it has one, and why it is none.
@@ -54,7 +53,7 @@ pub(crate) fn read_row(raw: RawRow<'_>, position: u64, spec: &DatasetSpec) -> Re
         repaired: raw.repaired,
         filters_seen: 0,
     };
-    let fields = match raw.fields {
+    let mut fields = match raw.fields {
         Ok(fields) => fields,
         Err(reason) => return ReadRow { became: Became::Rejected(None, reason), ..row },
     };
@@ -64,14 +63,12 @@ pub(crate) fn read_row(raw: RawRow<'_>, position: u64, spec: &DatasetSpec) -> Re
     if !spec.filters.iter().all(|filter| filter.matches(&fields)) {
         return row;
     }
-    let mut id = conversation::row_id(&fields, spec.id_field.as_deref());
+    let mut id = conversation::take_row_id(&mut fields, spec.id_field.as_deref());
     row.id_given = id.is_some();
     row.became = match conversation::read_row(fields, &mut id, spec) {
         Ok(read) => {
             row.repaired |= read.repaired;
-            let prompt = prompt_of(read, position);
-            let key = prompt.key();
-            Became::Prompt(prompt, key)
+            Became::Prompt(prompt_of(read, position))
         }
         Err(RejectReason::NoPromptField(_)) => {
             Became::Rejected(id, RejectReason::NoPromptField(raw.ignored.to_owned()))
@@ -154,7 +151,7 @@ impl Reader {
             let flow = rows::read(input, needs, &mut |raw| {
                 let row = read_row(raw, position, spec);
                 position += 1;
-                if let Became::Prompt(prompt, _) = &row.became {
+                if let Became::Prompt(prompt) = &row.became {
                     bytes += prompt.text_bytes();
                 }
                 batch.push(row);
