@@ -91,7 +91,7 @@ pub fn read_row(mut row: Row, id: &mut Option<String>, spec: &DatasetSpec) -> Re
     }
     let mut repaired = false;
     let found = find_messages(&mut row, spec, &mut repaired)?;
-    let mut tools_value = ["tools", "functions"].iter().find_map(|name| row.remove(*name).filter(|v| !v.is_null()));
+    let mut tools_value = ["tools", "functions"].iter().find_map(|name| row.remove(name).filter(|v| !v.is_null()));
     if tools_value.is_none() {
         tools_value = found.tools;
     }
