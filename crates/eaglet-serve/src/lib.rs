@@ -6,6 +6,8 @@
 
 pub mod answer;
 pub mod api;
+pub mod backend;
+pub mod face;
 pub mod http;
 pub mod random;
 pub mod shapes;

@@ -1,7 +1,9 @@
 //! The simulated engine: what it pretends to be ([`profile`]) and how its batch moves ([`engine`]).
 
 pub mod engine;
+pub mod faults;
 pub mod profile;
+pub mod span;
 
 pub use self::{
     engine::{Engine, Gauges, NewSequence, Refused, SequenceId, Step},
