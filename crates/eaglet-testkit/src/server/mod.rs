@@ -1,8 +1,8 @@
 //! An OpenAI-compatible inference server that does what a script says, on 127.0.0.1 only.
 //!
 //! It speaks HTTP/1.1 by itself, because tests need what no HTTP library gives: resets, bodies cut in the middle, heads that
-//! never come, connections killed on reuse. It holds no model: the
-//! face (`eaglet_serve::api`, `shapes`) and the answers made up from prompts are those of `eaglet simulate`.
+//! never come, connections killed on reuse. It holds no model: the face and the answers made up from prompts are those of
+//! `eaglet simulate` (`eaglet_serve`).
 //!
 //! Invariants: each server has a thread and a runtime of its own, so a blocked test cannot stop it and the clock of a test does not
 //! drive it; nothing is printed; every request is recorded before it is acted on.
