@@ -16,6 +16,7 @@ pub mod outcome;
 pub mod progress;
 pub mod prompt;
 pub mod provenance;
+pub mod random;
 pub mod redacted;
 pub mod response;
 pub mod resume;
@@ -23,6 +24,7 @@ pub mod run_dir;
 pub mod run_file;
 pub mod sampling;
 pub mod scan;
+pub mod span;
 pub mod stats;
 pub mod storage;
 

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Tells the test below in which directory to hold the lock when this binary starts itself again.
+/// Set in the child that a test starts from this same binary: the directory whose lock it holds until it is killed.
 const HOLD_IN: &str = "EAGLET_TEST_HOLD_LOCK_IN";
 
 #[test]
@@ -64,9 +64,12 @@ fn nobody_holds_a_run_that_was_never_locked() {
 
 #[test]
 fn a_killed_process_gives_the_lock_back() {
+    if let Some(dir) = std::env::var_os(HOLD_IN) {
+        return hold_the_lock_until_killed(Path::new(&dir));
+    }
     let dir = tempfile::tempdir().unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "holds_the_lock_until_killed", "--ignored", "--nocapture"])
+        .args(["--exact", "a_killed_process_gives_the_lock_back", "--nocapture"])
         .env(HOLD_IN, dir.path())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -85,11 +88,8 @@ fn a_killed_process_gives_the_lock_back() {
     assert_eq!(RunLock::holder(dir.path()).unwrap().unwrap().pid, std::process::id());
 }
 
-#[test]
-#[ignore = "the other half of a_killed_process_gives_the_lock_back, which starts it"]
-fn holds_the_lock_until_killed() {
-    let Some(dir) = std::env::var_os(HOLD_IN) else { return };
-    let _lock = RunLock::acquire(Path::new(&dir)).unwrap();
+fn hold_the_lock_until_killed(dir: &Path) {
+    let _lock = RunLock::acquire(dir).unwrap();
     #[allow(clippy::print_stdout, reason = "the parent waits for this line")]
     {
         println!("lock held");

@@ -1,6 +1,7 @@
 //! The one table that says what a failed attempt means, and how long to wait before the next.
 
 use eaglet_core::outcome::{Cause, FailedAs};
+use eaglet_core::random::Random;
 use std::time::Duration;
 
 /// What to do about a failed attempt.
@@ -126,23 +127,19 @@ impl RetryPolicy {
     }
 }
 
-/// A small generator of jitter: statistical quality matters, secrecy does not (SplitMix64, Steele et al. 2014).
+/// Draws the jitter of back-offs.
 #[derive(Clone, Debug)]
-pub struct Jitter(u64);
+pub struct Jitter(Random);
 
 impl Jitter {
     /// Starts from a seed.
     pub fn new(seed: u64) -> Self {
-        Jitter(seed)
+        Jitter(Random::new(seed))
     }
 
     /// Uniform in 0..1.
     pub fn draw(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+        self.0.unit()
     }
 }
 

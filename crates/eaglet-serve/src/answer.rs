@@ -6,10 +6,10 @@
 //! answer, so a continued generation equals the uninterrupted one; a plan that finishes by itself ends in [`EOS`] and holds
 //! whole characters only.
 
+use eaglet_core::random::Random;
 use serde::Deserialize;
 
 use crate::{
-    random::Random,
     simulate::profile::Lengths,
     vocabulary::{ASSISTANT, EOS, THINK_CLOSE, draw, draw_one},
 };

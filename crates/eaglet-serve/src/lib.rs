@@ -9,7 +9,6 @@ pub mod api;
 pub mod backend;
 pub mod face;
 pub mod http;
-pub mod random;
 pub mod shapes;
 pub mod simulate;
 pub mod vocabulary;

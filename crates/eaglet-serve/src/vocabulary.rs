@@ -10,7 +10,7 @@
 
 use std::{collections::HashMap, sync::LazyLock};
 
-use crate::random::Random;
+use eaglet_core::random::Random;
 
 /// Begins every prompt.
 pub const BOS: u32 = 1;

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use eaglet_serve::random::Random;
+use eaglet_core::random::Random;
 use eaglet_serve::simulate::{Engine, NewSequence, Profile, profile::Lengths};
 
 /// Answers kept in flight at `concurrency` for `answers` answers; tokens a second over the second half of the time.

@@ -9,7 +9,8 @@ use eaglet_core::{Error, Result};
 use serde::Deserialize;
 
 use super::span::Span;
-use crate::{backend::BreakOff, random::Random};
+use crate::backend::BreakOff;
+use eaglet_core::random::Random;
 
 /// A fault file: `[[fault]]` tables.
 #[derive(Clone, Debug, Default, Deserialize)]

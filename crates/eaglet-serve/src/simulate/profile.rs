@@ -7,7 +7,7 @@
 use eaglet_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::random::Random;
+use eaglet_core::random::Random;
 
 /// The names [`Profile::named`] knows.
 pub const PROFILE_NAMES: [&str; 2] = ["kimi-k2.5-8gpu", "small"];

@@ -1,5 +1,6 @@
-//! Spans of time as people write them in fault files: `90`, `1.5`, `90s`, `500ms`, `10m`, `2h`. Unlike on the command line, 0 is a span.
+//! Spans of time in fault files. Unlike for a time-out on the command line, 0 is a span.
 
+use eaglet_core::span::parse_seconds;
 use serde::{Deserialize, Deserializer, de::Error};
 
 /// A span in seconds of the pretended server; never negative.
@@ -13,17 +14,7 @@ impl Span {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        let text = text.trim();
-        let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
-        let (number, unit) = text.split_at(split);
-        let scale = match unit {
-            "" | "s" => 1.0,
-            "ms" => 0.001,
-            "m" | "min" => 60.0,
-            "h" => 3600.0,
-            _ => return None,
-        };
-        Self::of(number.trim().parse::<f64>().ok()? * scale)
+        parse_seconds(text).ok().and_then(Self::of)
     }
 
     fn of(seconds: f64) -> Option<Self> {

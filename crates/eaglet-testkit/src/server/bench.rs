@@ -6,6 +6,7 @@
 //! Invariants: 64 replies taken in turn, so every run of n requests gets the same replies; their mean length is exactly the one
 //! asked for when it is a multiple of 126.
 
+use eaglet_core::random::Random;
 use std::{
     io,
     sync::{
@@ -23,7 +24,6 @@ use tokio::{sync::watch, task::yield_now, time::MissedTickBehavior};
 use eaglet_serve::{
     api::CREATED,
     http::{LAST_CHUNK, Request, head},
-    random::Random,
     shapes::push_event,
     vocabulary::{EOS, bytes_of, draw},
 };

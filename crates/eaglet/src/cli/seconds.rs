@@ -1,21 +1,11 @@
 //! Times on the command line: seconds, or with a unit.
 
+use eaglet_core::span::parse_seconds;
 use std::time::Duration;
 
 /// Reads `90`, `1.5`, `90s`, `500ms`, `10m`, `2h`.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
-    let text = text.trim();
-    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let scale = match unit {
-        "" | "s" => 1.0,
-        "ms" => 0.001,
-        "m" | "min" => 60.0,
-        "h" => 3600.0,
-        _ => return Err(format!("{unit:?} is no unit of time; use ms, s, m or h")),
-    };
-    let number: f64 = number.trim().parse().map_err(|_| "expected a time such as 90, 90s, 10m or 2h".to_owned())?;
-    Duration::try_from_secs_f64(number * scale)
+    Duration::try_from_secs_f64(parse_seconds(text)?)
         .ok()
         .filter(|time| !time.is_zero())
         .ok_or_else(|| "a time must be more than zero".to_owned())

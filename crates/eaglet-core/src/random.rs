@@ -1,4 +1,4 @@
-//! A small seeded generator (SplitMix64). The same seed gives the same numbers on every machine.
+//! A small seeded generator (SplitMix64, Steele et al. 2014): statistical quality matters, secrecy does not. The same seed gives the same numbers on every machine.
 
 /// The generator; cheap to make, so one for each thing that is drawn.
 #[derive(Clone, Debug)]
