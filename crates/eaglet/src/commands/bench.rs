@@ -78,7 +78,8 @@ async fn sweep(args: &BenchArgs, wanted: &[usize]) -> Result<Vec<Level>> {
     let server = server_info::server_info(&client, args.model.as_deref(), None).await?;
     let extra_body = prepared::extra_body(args.extra_body.as_deref())?;
     let sampling = prepared::sampling(&args.sampling);
-    let template = RequestTemplate::new(&server.model, &sampling, &extra_body, true, TokenIds::DoNotAsk)?;
+    // A busy server puts several tokens into one event; with their ids they are counted, without them events are.
+    let template = RequestTemplate::new(&server.model, &sampling, &extra_body, true, TokenIds::Ask)?;
     let bodies = bodies(args, &template)?;
     say(&format!("{} serves {}; {} prompts in turn", client.endpoint().label(), server.model, bodies.len()));
     let asks = Rc::new(Asks { client, mode: Mode::Stream, next_body: in_turn(bodies) });
