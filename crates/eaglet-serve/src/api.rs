@@ -34,6 +34,8 @@ pub struct Served {
     pub reasoning: Reasoning,
     /// Whether `return_token_ids` is understood; other servers ignore it.
     pub knows_token_ids: bool,
+    /// Whether `</think>` is a special token: plain completions then show it only with `skip_special_tokens: false`.
+    pub think_special: bool,
     /// When set, requests under `/v1/` without this bearer token get 401.
     pub api_key: Option<String>,
 }
@@ -118,6 +120,8 @@ pub struct Job {
     pub include_usage: bool,
     /// Whether ids are in the reply.
     pub return_token_ids: bool,
+    /// Whether a plain completion leaves the `</think>` token out of its text.
+    pub hide_think: bool,
     limits: Limits,
 }
 
@@ -277,6 +281,7 @@ fn job(served: &Served, request: &Request, body: &Value, kind: Kind, number: u64
         stream: flag("stream"),
         include_usage: body.pointer("/stream_options/include_usage").and_then(Value::as_bool).unwrap_or(false),
         return_token_ids: flag("return_token_ids") && served.knows_token_ids,
+        hide_think: served.think_special && body.get("skip_special_tokens").and_then(Value::as_bool).unwrap_or(true),
         limits: Limits { max_tokens, min_tokens, ignore_eos: flag("ignore_eos"), choice: 0, seed: seed(body) },
     })
 }
@@ -339,7 +344,8 @@ fn prompt_of(body: &Value, kind: Kind) -> Result<Vec<u32>, Reply> {
     let prompt = match body.get("prompt") {
         Some(Value::String(text)) => {
             let ids = encode(text, Control::Parsed);
-            if ids.first() == Some(&BOS) { ids } else { [vec![BOS], ids].concat() }
+            let bare = body.get("add_special_tokens").and_then(Value::as_bool) == Some(false);
+            if bare || ids.first() == Some(&BOS) { ids } else { [vec![BOS], ids].concat() }
         }
         Some(list @ Value::Array(_)) => ids_of(list)
             .ok_or_else(|| bad_field("body.prompt", "a text or one list of token ids is understood here"))?,

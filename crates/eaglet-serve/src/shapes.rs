@@ -8,7 +8,7 @@ use crate::{
     answer::{Finish, Part, Token},
     api::{CREATED, Job, Kind, Served},
     http::{LAST_CHUNK, push_chunk},
-    vocabulary::{EOS, TextStream},
+    vocabulary::{EOS, THINK_CLOSE, TextStream},
 };
 
 /// The headers of an event stream.
@@ -29,6 +29,7 @@ pub struct Delta {
 #[derive(Debug)]
 pub struct Choice {
     kind: Kind,
+    hide_think: bool,
     text: TextStream,
     last: Part,
 }
@@ -41,7 +42,9 @@ impl Choice {
             // Only the bytes of an unfinished character stay behind.
             text.push(id);
         }
-        (0..job.choices).map(|_| Self { kind: job.kind, text: text.clone(), last: Part::Content }).collect()
+        (0..job.choices)
+            .map(|_| Self { kind: job.kind, hide_think: job.hide_think, text: text.clone(), last: Part::Content })
+            .collect()
     }
 
     /// The next tokens; with `finish` the last ones.
@@ -64,11 +67,12 @@ impl Choice {
         delta
     }
 
-    /// Plain completions show all but the end token.
+    /// Plain completions show all but the end token, and special ones if they are to be skipped.
     fn part(&self, token: &Token, is_last: bool) -> Part {
         match (self.kind, token.part) {
             (Kind::Chat, part) => part,
             (Kind::Completion, Part::Hidden) if is_last && token.id == EOS => Part::Hidden,
+            (Kind::Completion, Part::Hidden) if self.hide_think && token.id == THINK_CLOSE => Part::Hidden,
             (Kind::Completion, _) => Part::Content,
         }
     }

@@ -76,6 +76,7 @@ fn main() -> ExitCode {
     };
     let end = std::panic::catch_unwind(|| match cli.command {
         Command::Generate(args) => commands::generate::generate(*args),
+        Command::Bench(args) => commands::bench::bench(&args),
         Command::Doctor(args) => commands::doctor::doctor(*args),
         Command::Status(args) => commands::status::status(&args),
         Command::Stop(args) => commands::stop::stop(&args),

@@ -127,3 +127,47 @@ fn what_cannot_be_simulated_is_said() {
         assert!(ended.stderr.contains(said), "{arguments:?}: {}", ended.stderr);
     }
 }
+
+#[test]
+fn a_sweep_against_a_simulated_server_finds_that_one_request_is_too_few() {
+    let place = Place::with_count(200);
+    // Six sequences at once: more only queue.
+    let printed = place.run(eaglet(&["simulate", "--profile", "small", "--print-profile"])).expect(0).stdout;
+    let six = printed
+        .replace("max_num_seqs = 32", "max_num_seqs = 6")
+        .replace("per_running_s = 0.0066", "per_running_s = 0.0")
+        .replace("per_prefill_token_s = 0.0004", "per_prefill_token_s = 0.0");
+    place.write("six.toml", six);
+    let server = Simulated::start(&place, &["--profile", "six.toml", "--speed", "20"]);
+    let sweep = [
+        "bench",
+        "--dataset",
+        "data.jsonl",
+        "--url",
+        &server.url,
+        "--levels",
+        "1,6,24",
+        "--warm-up",
+        "1s",
+        "--time",
+        "3s",
+    ];
+    let ended = place.run(eaglet(&[&sweep[..], &["--json", "--plot", "curve.html"]].concat())).expect(0);
+    let curve = ended.json();
+    // Which of the two higher levels is a matter of how busy this machine is; that one sequence is too few is not.
+    assert!(curve["knee"] == 6 || curve["knee"] == 24, "{curve}");
+    assert_eq!(curve["levels"].as_array().unwrap().len(), 3);
+    assert!(curve["levels"][2]["waiting_max"].as_f64().is_some_and(|waiting| waiting > 10.0), "{curve}");
+    assert!(std::fs::read_to_string(place.path("curve.html")).unwrap().contains("<svg"));
+}
+
+#[test]
+fn a_sweep_that_gets_no_token_says_why() {
+    let place = Place::with_count(2);
+    let server = Simulated::start(&place, &["--fault", "kind=refuse status=429"]);
+    let sweep = ["bench", "--dataset", "data.jsonl", "--url", &server.url, "--warm-up", "100ms", "--time", "200ms"];
+    let ended = place.run(eaglet(&sweep)).expect(3);
+    assert!(ended.complaint().contains("nothing could be measured: HTTP 429"), "{}", ended.stderr);
+    place.run(eaglet(&[&sweep[..], &["--levels", "8,4"]].concat())).expect(2);
+    place.run(eaglet(&[&sweep[..], &["--plot", "curve.png"]].concat())).expect(2);
+}

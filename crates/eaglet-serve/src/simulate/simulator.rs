@@ -147,6 +147,7 @@ impl Simulator {
             max_model_len: profile.max_model_len,
             reasoning: if reasons { Reasoning::Reasoning } else { Reasoning::None },
             knows_token_ids: true,
+            think_special: false,
             api_key: None,
         };
         let rule = AnswerRule {

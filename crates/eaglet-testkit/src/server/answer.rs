@@ -26,6 +26,8 @@ pub struct Answer {
     pub reasoning: Reasoning,
     /// Puts the `</think>` token between reasoning and content into the ids (and into the text of plain completions).
     pub think_token: bool,
+    /// Makes that token a special one: plain completions show it only with `skip_special_tokens: false`.
+    pub think_special: bool,
     /// Whether `return_token_ids` is understood; other servers ignore it.
     pub knows_token_ids: bool,
     /// When set, requests without this bearer token get 401.
@@ -52,6 +54,7 @@ impl Default for Answer {
             seed: 0,
             reasoning: Reasoning::None,
             think_token: false,
+            think_special: false,
             knows_token_ids: true,
             api_key: None,
             token_ms: 0.0,
@@ -81,6 +84,7 @@ impl Answer {
             max_model_len: self.max_model_len,
             reasoning: self.reasoning,
             knows_token_ids: self.knows_token_ids,
+            think_special: self.think_special,
             api_key: self.api_key.clone(),
         }
     }

@@ -1,9 +1,11 @@
 //! The command line: definitions only, no behaviour.
 
+mod bench;
 mod generate;
 mod seconds;
 mod simulate;
 
+pub(crate) use bench::BenchArgs;
 pub(crate) use generate::{
     BadText, Connection, DoctorArgs, Duplicates, GenerateArgs, Input, Judging, Limits, SamplingArgs, Turns,
 };
@@ -27,6 +29,8 @@ pub(crate) enum Command {
     Generate(Box<GenerateArgs>),
     /// Check server, data set, limits and disk before GPU time is spent
     Doctor(Box<DoctorArgs>),
+    /// Measure tokens a second at each number of requests in flight, and find the knee
+    Bench(Box<BenchArgs>),
     /// Show how a run goes, or how it ended
     Status(StatusArgs),
     /// Stop a run: what is out is finished, nothing is lost

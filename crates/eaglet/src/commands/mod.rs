@@ -1,5 +1,6 @@
 //! One short file a command.
 
+pub(crate) mod bench;
 pub(crate) mod detach;
 pub(crate) mod doctor;
 pub(crate) mod generate;

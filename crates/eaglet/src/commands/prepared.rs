@@ -82,17 +82,7 @@ pub(super) fn settings(connection: &Connection, limits: &Limits, sampling: &Samp
     }
     Ok(GenerateSettings {
         mode: if connection.no_stream { Mode::Whole } else { Mode::Stream },
-        sampling: Sampling {
-            temperature: sampling.temperature,
-            top_p: sampling.top_p,
-            top_k: sampling.top_k,
-            min_p: sampling.min_p,
-            repetition_penalty: sampling.repetition_penalty,
-            presence_penalty: sampling.presence_penalty,
-            frequency_penalty: sampling.frequency_penalty,
-            seed: sampling.seed,
-            stop: sampling.stop.clone(),
-        },
+        sampling: self::sampling(sampling),
         extra_body: extra_body(connection.extra_body.as_deref())?,
         max_completion_tokens: limits.max_completion_tokens,
         max_seq_len: limits.max_seq_len,
@@ -115,7 +105,23 @@ pub(super) fn settings(connection: &Connection, limits: &Limits, sampling: &Samp
     })
 }
 
-fn extra_body(text: Option<&str>) -> Result<Map<String, Value>> {
+/// The sampling asked for.
+pub(super) fn sampling(sampling: &SamplingArgs) -> Sampling {
+    Sampling {
+        temperature: sampling.temperature,
+        top_p: sampling.top_p,
+        top_k: sampling.top_k,
+        min_p: sampling.min_p,
+        repetition_penalty: sampling.repetition_penalty,
+        presence_penalty: sampling.presence_penalty,
+        frequency_penalty: sampling.frequency_penalty,
+        seed: sampling.seed,
+        stop: sampling.stop.clone(),
+    }
+}
+
+/// `--extra-body` as JSON.
+pub(super) fn extra_body(text: Option<&str>) -> Result<Map<String, Value>> {
     let Some(text) = text else { return Ok(Map::new()) };
     let hint = "give one JSON object, e.g. --extra-body '{\"chat_template_kwargs\": {\"thinking\": true}}'";
     match serde_json::from_str(text) {

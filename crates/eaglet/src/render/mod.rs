@@ -1,5 +1,6 @@
 //! What people see. Every screen is a pure function from values to text; printing is the caller's.
 
+pub(crate) mod bench;
 pub(crate) mod error;
 pub(crate) mod findings;
 pub(crate) mod progress;
