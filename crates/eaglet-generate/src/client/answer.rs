@@ -3,6 +3,10 @@
 //! The content is the product, so nothing is guessed: success needs a finish reason on the list of known good ones, and text (or a tool call) for
 //! the tokens that were generated. Everything else is a failed attempt, and says which.
 
+mod joining;
+
+pub use joining::{Mark, Since};
+
 use super::wire::{Choice, Reply, Turn};
 use crate::client::AttemptFailure;
 use crate::client::tool_calls::ToolCalls;
@@ -62,6 +66,10 @@ pub struct AnswerBuilder {
     chunks_with_text: u64,
     bytes: usize,
     done_marker: bool,
+    mark: Option<Mark>,
+    /// Text came in an event without ids, so nobody knows which ids it belongs to.
+    ids_and_text_apart: bool,
+    joined: Option<Box<joining::Joined>>,
 }
 
 /// How a reply ended on the wire.
@@ -118,7 +126,7 @@ impl AnswerBuilder {
             return Err(AttemptFailure::new(Cause::ErrorInStream, error_text(error, scrubber)));
         }
         if let Some(ids) = reply.prompt_token_ids {
-            self.prompt_token_ids = Some(ids);
+            self.take_prompt_ids(ids)?;
         }
         if let Some(usage) = reply.usage {
             self.usage = Some(usage.into());
@@ -142,11 +150,18 @@ impl AnswerBuilder {
     }
 
     fn take_choice(&mut self, choice: Choice<'_>) -> Result<(), AttemptFailure> {
+        if let Some(ids) = choice.prompt_token_ids {
+            self.take_prompt_ids(ids)?;
+        }
+        let mut text_ends = None;
+        if let Some(text) = choice.text {
+            let had_text = self.take_text(&text.0, choice.token_ids.as_deref().unwrap_or_default())?;
+            self.chunks_with_text += u64::from(had_text);
+            text_ends = text.0.chars().next_back();
+        }
+        let event_ids = choice.token_ids.as_ref().map_or(0, Vec::len);
         if let Some(ids) = choice.token_ids {
             self.add_ids(ids);
-        }
-        if let Some(ids) = choice.prompt_token_ids {
-            self.prompt_token_ids = Some(ids);
         }
         if let Some(reason) = choice.finish_reason.filter(|r| r.get() != "null") {
             self.finish_reason = serde_json::from_str(reason.get()).ok();
@@ -154,14 +169,18 @@ impl AnswerBuilder {
         if let Some(reason) = choice.stop_reason.filter(|r| r.get() != "null") {
             self.stop_reason = serde_json::from_str(reason.get()).ok();
         }
-        match choice.delta.or(choice.message) {
-            Some(turn) => self.take_turn(turn),
-            None => Ok(()),
+        if let Some(turn) = choice.delta.or(choice.message) {
+            text_ends = self.take_turn(turn)?.or(text_ends);
         }
+        self.move_mark(event_ids, text_ends);
+        Ok(())
     }
 
-    fn take_turn(&mut self, turn: Turn<'_>) -> Result<(), AttemptFailure> {
+    /// Returns the end of its text, if it has any.
+    fn take_turn(&mut self, turn: Turn<'_>) -> Result<Option<char>, AttemptFailure> {
         let mut had_text = false;
+        let parts = [&turn.reasoning_content, &turn.reasoning, &turn.content];
+        let text_ends = parts.into_iter().flatten().filter_map(|text| text.0.chars().next_back()).next_back();
         if let Some(text) = turn.content {
             had_text |= !text.0.is_empty();
             self.bytes += text.0.len();
@@ -183,7 +202,7 @@ impl AnswerBuilder {
             self.tool_calls.push(calls).map_err(|detail| AttemptFailure::new(Cause::BadReply, detail))?;
         }
         self.chunks_with_text += u64::from(had_text);
-        Ok(())
+        Ok(text_ends)
     }
 
     fn add_ids(&mut self, ids: Vec<u32>) {
@@ -229,7 +248,13 @@ impl AnswerBuilder {
     ///
     /// # Errors
     /// The answer is not one, with what had come inside.
-    pub fn finish(self, end: WireEnd, policy: &AnswerPolicy) -> Result<(Answer, Status), AttemptFailure> {
+    pub fn finish(
+        mut self,
+        end: WireEnd,
+        policy: &AnswerPolicy,
+        endpoint: &str,
+    ) -> Result<(Answer, Status), AttemptFailure> {
+        self.finish_joined()?;
         let end = if self.done_marker { WireEnd::Orderly } else { end };
         let reason = match self.judge_reason(end, policy) {
             Ok(reason) => reason,
@@ -252,7 +277,7 @@ impl AnswerBuilder {
                 return Err(self.fail(Cause::MissingText, format!("{tokens} tokens were generated, but no text came")));
             }
         };
-        Ok((self.into_answer(reason, policy), status))
+        Ok((self.into_answer(reason, policy, endpoint), status))
     }
 
     fn judge_reason(&self, end: WireEnd, policy: &AnswerPolicy) -> Result<String, (Cause, String)> {
@@ -278,11 +303,12 @@ impl AnswerBuilder {
     }
 
     fn fail(self, cause: Cause, detail: String) -> AttemptFailure {
-        let tokens = self.tokens();
+        let tokens = self.tokens() - self.tokens_before();
         AttemptFailure { partial: self.into_partial().map(Box::new), tokens, ..AttemptFailure::new(cause, detail) }
     }
 
-    fn into_answer(self, finish_reason: String, policy: &AnswerPolicy) -> Answer {
+    fn into_answer(mut self, finish_reason: String, policy: &AnswerPolicy, endpoint: &str) -> Answer {
+        let segments = self.segments(endpoint, &finish_reason);
         let mut flags = Vec::new();
         let mut flag = |on: bool, label: &str| {
             if on {
@@ -311,6 +337,7 @@ impl AnswerBuilder {
             server_id: self.server_id,
             first_token_s: None,
             latency_s: 0.0,
+            segments,
             flags,
         };
         if let (None, Some(markers)) = (&answer.reasoning, &policy.reasoning_markers) {
