@@ -45,6 +45,8 @@ fn whole(generation: u64, steps: usize) -> Frame {
 }
 
 fn open(storage: &FaultyStorage) -> (InflightLog, HashMap<PromptKey, Saved>) {
+    // The directory is there before any run; only what happens to the file is under test.
+    let _ = storage.create_dir_all(Path::new("run"));
     let shared: Arc<dyn Storage> = Arc::new(storage.clone());
     InflightLog::open(shared, Path::new(FILE), quick(), |_| true)
 }
@@ -140,6 +142,7 @@ fn any_fault_at_any_operation_costs_checkpoints_and_nothing_else() {
             for persistence in [Persistence::Once, Persistence::Sticky] {
                 for nth in [1, 2, 3, 5, 8, 13, 40] {
                     let storage = FaultyStorage::new();
+                    storage.create_dir_all(Path::new("run")).unwrap();
                     storage.plan(FaultPlan { operation, nth, fault, persistence });
                     session(&storage);
                     struck += storage.fired();

@@ -228,6 +228,12 @@ impl AnswerBuilder {
         self.finish_reason.is_some()
     }
 
+    /// Whether it ended at the token limit.
+    pub fn is_cut_at_limit(&self, policy: &AnswerPolicy) -> bool {
+        let reason = self.finish_reason.as_ref().map(|r| r.get("type").unwrap_or(r));
+        reason.and_then(Value::as_str).is_some_and(|reason| policy.truncated.iter().any(|known| known == reason))
+    }
+
     /// Whether `[DONE]` has come.
     pub fn is_done(&self) -> bool {
         self.done_marker
@@ -258,7 +264,7 @@ impl AnswerBuilder {
         let end = if self.done_marker { WireEnd::Orderly } else { end };
         let reason = match self.judge_reason(end, policy) {
             Ok(reason) => reason,
-            Err((cause, detail)) => return Err(self.fail(cause, detail)),
+            Err((cause, detail)) => return Err(self.fail(cause, detail, endpoint)),
         };
         let is_truncated = policy.truncated.contains(&reason);
         let tokens =
@@ -274,7 +280,8 @@ impl AnswerBuilder {
             (true, _) => Status::Ok,
             (false, 0 | 1) => Status::Empty,
             (false, tokens) => {
-                return Err(self.fail(Cause::MissingText, format!("{tokens} tokens were generated, but no text came")));
+                let detail = format!("{tokens} tokens were generated, but no text came");
+                return Err(self.fail(Cause::MissingText, detail, endpoint));
             }
         };
         Ok((self.into_answer(reason, policy, endpoint), status))
@@ -302,9 +309,11 @@ impl AnswerBuilder {
         }
     }
 
-    fn fail(self, cause: Cause, detail: String) -> AttemptFailure {
+    fn fail(self, cause: Cause, detail: String, endpoint: &str) -> AttemptFailure {
         let tokens = self.tokens() - self.tokens_before();
-        AttemptFailure { partial: self.into_partial().map(Box::new), tokens, ..AttemptFailure::new(cause, detail) }
+        let unfinished = self.unfinished(endpoint).map(Box::new);
+        let partial = self.into_partial().map(Box::new);
+        AttemptFailure { tokens, partial, unfinished, ..AttemptFailure::new(cause, detail) }
     }
 
     fn into_answer(mut self, finish_reason: String, policy: &AnswerPolicy, endpoint: &str) -> Answer {

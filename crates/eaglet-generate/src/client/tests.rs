@@ -26,13 +26,13 @@ fn stream(events: &[Value], done: bool) -> Result<(Answer, Status), AttemptFailu
     if done {
         builder.push_event(b"[DONE]", &policy, &scrubber)?;
     }
-    builder.finish(WireEnd::NoDone, &policy)
+    builder.finish(WireEnd::NoDone, &policy, "http://h:1")
 }
 
 fn whole(reply: Value) -> Result<(Answer, Status), AttemptFailure> {
     let mut builder = AnswerBuilder::default();
     builder.push_json(reply.to_string().as_bytes(), &AnswerPolicy::default(), &Scrubber::default())?;
-    builder.finish(WireEnd::Orderly, &AnswerPolicy::default())
+    builder.finish(WireEnd::Orderly, &AnswerPolicy::default(), "http://h:1")
 }
 
 fn delta(delta: Value) -> Value {
@@ -269,7 +269,7 @@ fn broken_unicode_in_a_reply_is_repaired_and_flagged() {
     ] {
         builder.push_event(data, &policy, &Scrubber::default()).unwrap();
     }
-    let (answer, _) = builder.finish(WireEnd::Orderly, &policy).unwrap();
+    let (answer, _) = builder.finish(WireEnd::Orderly, &policy, "http://h:1").unwrap();
     assert_eq!(answer.content.as_deref(), Some("a\u{fffd} bc\u{fffd}\0\u{2028}"));
     assert!(answer.flags.contains(&"text_repaired".to_owned()));
 }

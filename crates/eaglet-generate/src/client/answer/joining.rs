@@ -80,6 +80,11 @@ impl AnswerBuilder {
         builder
     }
 
+    /// Ends an answer that has all the tokens it may have.
+    pub fn end_at_limit(&mut self) {
+        self.finish_reason = Some(FINISH_REASONS_TRUNCATED[0].into());
+    }
+
     /// Tokens that were there before this request.
     pub fn tokens_before(&self) -> u64 {
         self.joined.as_ref().map_or(0, |joined| joined.ids_before as u64)
@@ -225,7 +230,9 @@ impl AnswerBuilder {
         let mut segments = joined.segments;
         let told: u64 = segments.iter().map(|segment| segment.tokens).sum();
         let tokens = self.token_ids.as_ref().map_or(0, |ids| ids.len() as u64).saturating_sub(told);
-        segments.push(Segment { tokens, endpoint: endpoint.to_owned(), why: finish_reason.to_owned() });
+        if tokens > 0 {
+            segments.push(Segment { tokens, endpoint: endpoint.to_owned(), why: finish_reason.to_owned() });
+        }
         segments
     }
 }
