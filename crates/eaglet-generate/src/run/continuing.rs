@@ -8,8 +8,8 @@ use super::Run;
 use crate::client::answer::{AnswerBuilder, WireEnd};
 use crate::client::markers::Marker;
 use crate::client::request::{Continuation, SpecialTokens};
-use crate::client::{Api, Ask, Asked, AttemptFailure, Client, LiveAnswer, Mode};
-use crate::server_info::SIDE_TIMEOUT;
+use crate::client::{Api, Ask, Asked, AttemptFailure, LiveAnswer, Mode};
+use crate::server_info::{self, SIDE_TIMEOUT};
 use eaglet_core::inflight::{Seam, Unfinished};
 use eaglet_core::outcome::Cause;
 use eaglet_core::prompt::{Content, Prompt};
@@ -212,7 +212,7 @@ impl Run {
     }
 
     async fn detokenize(&self, ids: &[u32]) -> Option<String> {
-        detokenize(&self.client, &self.server.model, ids).await
+        server_info::detokenize(&self.client, &self.server.model, ids).await
     }
 
     /// An attempt failed; its cause is settled. Says how many of its tokens are kept.
@@ -337,12 +337,6 @@ fn means_refused(cause: Cause) -> bool {
 /// Whether a failure says nothing about continuing.
 fn is_the_servers_absence(cause: Cause) -> bool {
     matches!(cause, Cause::ServerDown | Cause::Connect | Cause::Overloaded)
-}
-
-async fn detokenize(client: &Client, model: &str, ids: &[u32]) -> Option<String> {
-    let body = json!({"model": model, "tokens": ids}).to_string();
-    let reply = client.post("/detokenize", body.into(), SIDE_TIMEOUT).await.ok()?;
-    reply.status.is_success().then(|| Some(reply.json()?.get("prompt")?.as_str()?.to_owned()))?
 }
 
 #[cfg(test)]

@@ -28,6 +28,8 @@ pub struct Answer {
     pub reasoning: Reasoning,
     /// Puts the `</think>` token between reasoning and content into the ids (and into the text of plain completions).
     pub think_token: bool,
+    /// Makes that token a special one: plain completions show it only with `skip_special_tokens: false`.
+    pub think_special: bool,
     /// Whether `return_token_ids` is understood; other servers ignore it.
     pub knows_token_ids: bool,
     /// When set, requests without this bearer token get 401.
@@ -54,6 +56,7 @@ impl Default for Answer {
             seed: 0,
             reasoning: Reasoning::None,
             think_token: false,
+            think_special: false,
             knows_token_ids: true,
             api_key: None,
             token_ms: 0.0,

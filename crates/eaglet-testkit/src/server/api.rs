@@ -48,6 +48,8 @@ pub(super) struct Job {
     pub(super) stream: bool,
     pub(super) include_usage: bool,
     pub(super) return_token_ids: bool,
+    /// A plain completion does not show the `</think>` token.
+    pub(super) hide_think: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,6 +197,8 @@ fn job(answer: &Answer, request: &Request, body: &Value, kind: Kind, number: u64
         stream: flag("stream"),
         include_usage: body.pointer("/stream_options/include_usage").and_then(Value::as_bool).unwrap_or(false),
         return_token_ids: flag("return_token_ids") && answer.knows_token_ids,
+        hide_think: answer.think_special
+            && body.get("skip_special_tokens").and_then(Value::as_bool).unwrap_or(true),
     })
 }
 
@@ -251,7 +255,8 @@ fn prompt_of(body: &Value, kind: Kind) -> Result<Vec<u32>, Reply> {
     let prompt = match body.get("prompt") {
         Some(Value::String(text)) => {
             let ids = encode(text, Control::Parsed);
-            if ids.first() == Some(&BOS) { ids } else { [vec![BOS], ids].concat() }
+            let bare = body.get("add_special_tokens").and_then(Value::as_bool) == Some(false);
+            if bare || ids.first() == Some(&BOS) { ids } else { [vec![BOS], ids].concat() }
         }
         Some(list @ Value::Array(_)) => ids_of(list)
             .ok_or_else(|| bad_field("body.prompt", "a text or one list of token ids is understood here"))?,

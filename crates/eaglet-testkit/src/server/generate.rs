@@ -12,6 +12,7 @@ use super::{
     api::{Job, Reply, json_reply},
     engine::Slot,
     http::{LAST_CHUNK, head, push_chunk},
+    script::{Break, End},
     serve::{Shared, Ticket},
     shapes::{self, Choice},
     wire::Wire,
@@ -26,14 +27,23 @@ pub(super) async fn send_reply(wire: &mut Wire, reply: &Reply) -> io::Result<()>
     wire.send(&bytes).await
 }
 
-/// Runs the job to its end and sends its reply.
-pub(super) async fn generate(shared: &Shared, wire: &mut Wire, job: &Job, ticket: &mut Ticket<'_>) -> io::Result<()> {
+/// Runs the job to its end and sends its reply, or breaks off; then it says how.
+pub(super) async fn generate(
+    shared: &Shared,
+    wire: &mut Wire,
+    job: &Job,
+    ticket: &mut Ticket<'_>,
+    broken: Option<&Break>,
+) -> io::Result<Option<End>> {
     let answer = &shared.script.answer;
     let mut slot = wire.unless_gone(shared.engine.admit(job.prompt.len())).await?;
     shared.engine.count_prompt(job.prompt.len());
     let pace = Pace { start: Instant::now(), first: ms(answer.first_token_ms), token: ms(answer.token_ms) };
     if job.stream {
-        stream(answer, wire, job, &mut slot, pace).await?;
+        let until = broken.map_or(usize::MAX, |broken| broken.after_tokens);
+        if !stream(answer, wire, job, &mut slot, pace, until).await? {
+            return Ok(broken.map(|broken| broken.end));
+        }
     } else {
         run(answer, wire, job, &mut slot, pace).await?;
     }
@@ -44,9 +54,11 @@ pub(super) async fn generate(shared: &Shared, wire: &mut Wire, job: &Job, ticket
     drop(slot);
     ticket.finish();
     if job.stream {
-        return wire.send(&ending(answer, job)).await;
+        wire.send(&ending(answer, job)).await?;
+    } else {
+        send_reply(wire, &json_reply(200, &shapes::whole(answer, job))).await?;
     }
-    send_reply(wire, &json_reply(200, &shapes::whole(answer, job))).await
+    Ok(None)
 }
 
 /// The longest wait; a longer one could not be added to a clock.
@@ -99,8 +111,15 @@ async fn run(answer: &Answer, wire: &mut Wire, job: &Job, slot: &mut Slot, pace:
     Ok(())
 }
 
-/// Generates and sends each step; the terminating events are not sent here.
-async fn stream(answer: &Answer, wire: &mut Wire, job: &Job, slot: &mut Slot, pace: Pace) -> io::Result<()> {
+/// Generates and sends each step; the terminating events are not sent here. False when it stopped because `until` tokens were sent.
+async fn stream(
+    answer: &Answer,
+    wire: &mut Wire,
+    job: &Job,
+    slot: &mut Slot,
+    pace: Pace,
+    until: usize,
+) -> io::Result<bool> {
     let (longest, step) = steps(answer, job);
     let mut choices = Choice::all(job);
     let mut bytes = head(
@@ -120,6 +139,9 @@ async fn stream(answer: &Answer, wire: &mut Wire, job: &Job, slot: &mut Slot, pa
             }
             wire.send(&bytes).await?;
         }
+        if from >= until {
+            return Ok(false);
+        }
         pace.wait(wire, to).await?;
         wire.unless_gone(slot.generated(gained(job, from, to))).await?;
         for (index, choice) in choices.iter_mut().enumerate() {
@@ -131,7 +153,7 @@ async fn stream(answer: &Answer, wire: &mut Wire, job: &Job, slot: &mut Slot, pa
             wire.send(&bytes).await?;
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 fn ending(answer: &Answer, job: &Job) -> Vec<u8> {

@@ -33,7 +33,7 @@ use self::serve::{Phase, Shared, lock};
 pub use self::{
     answer::{Answer, Reasoning},
     bench::Bench,
-    script::{Body, End, Rule, Script},
+    script::{Body, Break, End, Rule, Script},
 };
 
 /// One request as the server saw it.

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::{
     answer::{Answer, Part, Plan},
     api::{CREATED, Job, Kind},
-    vocabulary::{TextStream, bytes_of},
+    vocabulary::{THINK_CLOSE, TextStream, bytes_of},
 };
 
 const FINGERPRINT: &str = "vllm-0.32.0-scripted";
@@ -25,6 +25,7 @@ pub(super) struct Delta {
 pub(super) struct Choice<'j> {
     plan: &'j Plan,
     kind: Kind,
+    hide_think: bool,
     text: TextStream,
     next: usize,
 }
@@ -36,7 +37,7 @@ impl<'j> Choice<'j> {
             // Only the bytes of an unfinished character stay behind.
             text.push(id);
         }
-        job.plans.iter().map(|plan| Self { plan, kind: job.kind, text: text.clone(), next: 0 }).collect()
+        job.plans.iter().map(|plan| Self { plan, kind: job.kind, hide_think: job.hide_think, text: text.clone(), next: 0 }).collect()
     }
 
     /// The next `count` tokens, fewer at the end, `None` after it.
@@ -68,13 +69,14 @@ impl<'j> Choice<'j> {
         Some(delta)
     }
 
-    /// Plain completions show all but the end token.
+    /// Plain completions show all but the end token, and special ones if they are to be skipped.
     fn part(&self, index: usize) -> Part {
         match (self.kind, self.plan.part(index)) {
             (Kind::Chat, part) => part,
             (Kind::Completion, Part::Hidden) if index + 1 == self.plan.ids.len() && is_end(self.plan.ids[index]) => {
                 Part::Hidden
             }
+            (Kind::Completion, Part::Hidden) if self.hide_think && self.plan.ids[index] == THINK_CLOSE => Part::Hidden,
             (Kind::Completion, _) => Part::Content,
         }
     }

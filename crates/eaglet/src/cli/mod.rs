@@ -5,6 +5,7 @@ mod seconds;
 
 pub(crate) use generate::{
     BadText, Connection, DoctorArgs, Duplicates, GenerateArgs, Input, Judging, Limits, SamplingArgs, Turns,
+    UnfinishedArgs,
 };
 
 use clap::{Args, Parser, Subcommand};
