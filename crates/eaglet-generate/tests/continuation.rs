@@ -150,7 +150,8 @@ fn a_server_that_refuses_gets_the_prompt_again_from_the_beginning() {
 #[test]
 fn a_server_that_changes_the_prompt_or_gives_no_ids_is_not_continued_on() {
     let expected = run(&ScriptedServer::start(Script::new().answer(answers())), 3, one_by_one()).1;
-    let other_prompt = r#"{"choices":[{"index":0,"text":" zo","finish_reason":null,"token_ids":[700],"prompt_token_ids":[1,1,6]}]}"#;
+    let other_prompt =
+        r#"{"choices":[{"index":0,"text":" zo","finish_reason":null,"token_ids":[700],"prompt_token_ids":[1,1,6]}]}"#;
     let no_ids = r#"{"choices":[{"index":0,"text":" zo","finish_reason":"stop"}]}"#;
     for event in [other_prompt, no_ids] {
         let rule = Rule::on(COMPLETIONS).events([event, "[DONE]"]);

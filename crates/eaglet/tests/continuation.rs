@@ -51,7 +51,9 @@ fn essence(place: &Place) -> BTreeMap<String, Value> {
             record["prompt_token_ids"],
             record["token_ids"],
             record["completion_tokens"],
-            record["earlier_turns"].as_array().map(|turns| turns.iter().map(|t| t["token_ids"].clone()).collect::<Vec<_>>())
+            record["earlier_turns"]
+                .as_array()
+                .map(|turns| turns.iter().map(|t| t["token_ids"].clone()).collect::<Vec<_>>())
         ])
     };
     assert_eq!(place.ids().len(), place.records().len());

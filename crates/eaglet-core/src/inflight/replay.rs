@@ -115,8 +115,7 @@ impl Replayed {
         for (&generation, told) in &self.told {
             let before = file.len();
             for (&turn, (answer, status)) in &told.turns {
-                let frame =
-                    Frame::Turn { generation, key: told.key, turn, answer: answer.clone(), status: *status };
+                let frame = Frame::Turn { generation, key: told.key, turn, answer: answer.clone(), status: *status };
                 append_framed(&mut file, &frame.to_payload());
             }
             if let Some(unfinished) = &told.unfinished {

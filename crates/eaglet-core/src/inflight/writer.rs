@@ -3,9 +3,9 @@
 //! A write that fails costs checkpoints, never the run: the thread says so once, throws away what comes, and tries again every few
 //! seconds. Whoever holds the handle sees by [`InflightHandle::epoch`] that frames were lost, and says everything anew.
 
+use super::Saved;
 use super::frame::{Frame, append_framed};
 use super::replay::{Replayed, compact, framed_bytes, replay, should_compact};
-use super::Saved;
 use crate::atomic_file::write_atomic;
 use crate::error::io_reason;
 use crate::ids::PromptKey;
@@ -300,4 +300,3 @@ impl Writer {
         }
     }
 }
-

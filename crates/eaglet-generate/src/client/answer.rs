@@ -154,7 +154,7 @@ impl AnswerBuilder {
             self.take_prompt_ids(ids)?;
         }
         let mut text_ends = None;
-        if let Some(text) = choice.text {
+        if let Some(text) = choice.text.filter(|_| self.joined.is_some()) {
             let had_text = self.take_text(&text.0, choice.token_ids.as_deref().unwrap_or_default())?;
             self.chunks_with_text += u64::from(had_text);
             text_ends = text.0.chars().next_back();

@@ -3,7 +3,8 @@
 use super::answer::{AnswerBuilder, AnswerPolicy, WireEnd};
 use super::sse::{LineTooLong, SSE_LINE_BYTES_MAX, SseSplitter};
 use super::{
-    AttemptFailure, Client, SIDE_REPLY_BYTES_MAX, SILENCE_FACTOR_WHILE_MOVING, Timeouts, status_failure, transport_failure,
+    AttemptFailure, Client, SIDE_REPLY_BYTES_MAX, SILENCE_FACTOR_WHILE_MOVING, Timeouts, status_failure,
+    transport_failure,
 };
 use crate::server_state::ServerState;
 use bytes::Bytes;

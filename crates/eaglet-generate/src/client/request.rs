@@ -109,7 +109,8 @@ impl RequestTemplate {
             }
             body.insert(key.clone(), value.clone());
         }
-        let own_limit = ["max_completion_tokens", "max_tokens", "n_predict"].iter().find_map(|key| body.get(*key)).cloned();
+        let own_limit =
+            ["max_completion_tokens", "max_tokens", "n_predict"].iter().find_map(|key| body.get(*key)).cloned();
         let continuation = (stream && ids == TokenIds::Ask).then(|| continuation_head(&body)).flatten();
         Ok(RequestTemplate { head: open_object(&body), own_limit, continuation })
     }

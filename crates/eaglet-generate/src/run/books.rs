@@ -112,9 +112,11 @@ impl Books {
         self.continued.tokens_lost += lost;
     }
 
-    /// An answer that could have been continued starts again.
-    pub fn started_again(&mut self) {
+    /// An answer of which so many tokens were kept starts again.
+    pub fn started_again(&mut self, tokens: u64) {
         self.continued.started_again += 1;
+        self.continued.tokens_kept = self.continued.tokens_kept.saturating_sub(tokens);
+        self.continued.tokens_lost += tokens;
     }
 
     /// An answer in several segments is finished.

@@ -107,15 +107,8 @@ impl Checkpoints {
     /// An answer grows in `live`, sent by this server.
     pub(super) fn watch(&self, generation: Generation, key: PromptKey, turn: u64, live: &LiveAnswer, endpoint: String) {
         let Some(log) = &self.log else { return };
-        let entry = Entry {
-            key,
-            turn,
-            live: live.clone(),
-            endpoint,
-            written: None,
-            since: Instant::now(),
-            epoch: log.epoch(),
-        };
+        let entry =
+            Entry { key, turn, live: live.clone(), endpoint, written: None, since: Instant::now(), epoch: log.epoch() };
         let mut state = self.state.borrow_mut();
         let since = state.entries.get(&generation).map(|before| before.since);
         state.entries.insert(generation, Entry { since: since.unwrap_or(entry.since), ..entry });
@@ -176,8 +169,12 @@ impl Checkpoints {
         let Some(log) = self.log.as_ref().filter(|log| !log.is_blocked()) else { return 0 };
         let now = Instant::now();
         let mut state = self.state.borrow_mut();
-        let mut due: Vec<(Instant, Generation)> =
-            state.entries.iter().filter(|(_, e)| is_due(e, now)).map(|(generation, e)| (e.since, *generation)).collect();
+        let mut due: Vec<(Instant, Generation)> = state
+            .entries
+            .iter()
+            .filter(|(_, e)| is_due(e, now))
+            .map(|(generation, e)| (e.since, *generation))
+            .collect();
         due.sort_unstable();
         let mut budget = self.budget.borrow_mut();
         let (mut frames, mut marks) = (Vec::new(), Vec::new());

@@ -116,12 +116,13 @@ impl Run {
     /// What to ask next.
     pub(super) async fn next_step(&self, draft: &mut Draft, chat: &bytes::Bytes, limit: Option<u64>) -> Step {
         if let Some(begun) = draft.begun.take() {
+            let tokens = begun.token_ids.len() as u64;
             if let Some((step, begun)) = self.continuation(begun, draft.rounds, limit).await {
                 draft.begun = Some(begun);
                 draft.api = Some(Api::Completions);
                 return step;
             }
-            self.books.borrow_mut().started_again();
+            self.started_again(draft, tokens);
         }
         if let Some((answer, status)) = draft.take_truncated() {
             return Step::Answered(answer, status);
@@ -132,12 +133,7 @@ impl Run {
         Step::Ask(Ask { api: Api::Chat, body: chat.clone(), mode: self.settings.mode, live })
     }
 
-    async fn continuation(
-        &self,
-        mut begun: Unfinished,
-        rounds: u32,
-        limit: Option<u64>,
-    ) -> Option<(Step, Unfinished)> {
+    async fn continuation(&self, mut begun: Unfinished, rounds: u32, limit: Option<u64>) -> Option<(Step, Unfinished)> {
         if self.continuing.off.get() || !self.settle_seam(&mut begun).await {
             return None;
         }
@@ -221,8 +217,8 @@ impl Run {
         let was_continued = draft.api == Some(Api::Completions);
         if was_continued && failure.tokens == 0 && means_refused(failure.cause) {
             self.refused(failure);
-            self.books.borrow_mut().started_again();
             draft.begun = None;
+            self.started_again(draft, before);
             return (Broke::Refused, 0);
         }
         let goes_on = self.settings.continuation.interrupted == Interrupted::Continue || draft.truncated.is_some();
@@ -238,12 +234,19 @@ impl Run {
                 if draft.fruitless >= FRUITLESS_MAX {
                     draft.begun = None;
                     draft.fruitless = 0;
-                    self.books.borrow_mut().started_again();
+                    self.started_again(draft, before);
                 }
             }
             None => {}
         }
         (Broke::Failed, draft.tokens().saturating_sub(before))
+    }
+
+    /// The beginning of an answer is given up; a truncated answer that was to be made longer is not lost by that.
+    fn started_again(&self, draft: &Draft, tokens: u64) {
+        if draft.truncated.is_none() {
+            self.books.borrow_mut().started_again(tokens);
+        }
     }
 
     fn refused(&self, failure: &AttemptFailure) {
@@ -291,22 +294,51 @@ impl Run {
         let Some(ids) = answer.token_ids.as_deref().filter(|_| !answer.segments.is_empty()) else { return };
         let was_cut = self.settings.answers.truncated.contains(&answer.finish_reason);
         // The end token is no text.
-        let ids = if was_cut { ids } else { ids.split_last().map_or(ids, |(_, rest)| rest) };
-        let Some(said) = self.detokenize(ids).await else { return };
-        if !texts_agree(&said, answer, self.settings.answers.reasoning_markers.as_ref()) {
-            answer.flags.push("joined_text_differs".to_owned());
+        let (text_ids, end) = match ids.split_last() {
+            Some((last, rest)) if !was_cut => (rest, Some(*last)),
+            _ => (ids, None),
+        };
+        let Some(said) = self.detokenize(text_ids).await else { return };
+        let markers = self.settings.answers.reasoning_markers.as_ref();
+        if texts_agree(&said, answer, markers) {
+            return;
         }
+        // A server that was asked to show special tokens may show the last one, too.
+        if let Some(end) = end
+            && let Some(end) = self.detokenize(&[end]).await
+            && let Some(without) = without_end(answer, &end).filter(|without| texts_agree(&said, without, markers))
+        {
+            *answer = without;
+            return;
+        }
+        answer.flags.push("joined_text_differs".to_owned());
     }
 }
 
-/// Whether reasoning and content are what the ids say, markers aside. A character that the end of the answer cuts is no difference.
+/// The answer without the text of its end token.
+fn without_end(answer: &Answer, end: &str) -> Option<Answer> {
+    let cut = |text: &Option<String>| text.as_deref().and_then(|text| text.strip_suffix(end)).map(str::to_owned);
+    if end.is_empty() {
+        return None;
+    }
+    match &answer.content {
+        Some(_) => {
+            Some(Answer { content: Some(cut(&answer.content)?).filter(|text| !text.is_empty()), ..answer.clone() })
+        }
+        None => Some(Answer { reasoning: Some(cut(&answer.reasoning)?), ..answer.clone() }),
+    }
+}
+
+/// Whether reasoning and content are what the ids say, markers aside. White space at the beginning (some tokenizers drop it when they
+/// decode) and a character that the end of the answer cuts are no difference.
 fn texts_agree(said: &str, answer: &Answer, markers: Option<&(String, String)>) -> bool {
     let shown = [answer.reasoning.as_deref(), answer.content.as_deref()].into_iter().flatten().collect::<String>();
     let mut said = said.to_owned();
     if let (Some((open, close)), true) = (markers, answer.reasoning.is_some()) {
         said = said.replacen(open, "", 1).replacen(close, "", 1);
     }
-    said.trim_end_matches('\u{fffd}') == shown.trim_end_matches('\u{fffd}')
+    let body = |text: &str| text.trim_start().trim_end_matches('\u{fffd}').to_owned();
+    body(&said) == body(&shown)
 }
 
 /// Pure: what both bounds leave.
@@ -363,6 +395,9 @@ mod tests {
         assert!(agree("why</think>because", &answer(Some("why"), "because")));
         assert!(agree("<think>why</think>because\u{fffd}", &answer(Some("why"), "because")));
         assert!(!agree("why</think>because", &answer(Some("why"), "becausebecause")));
+        let shown_end = answer(None, "because<end>");
+        assert_eq!(without_end(&shown_end, "<end>"), Some(answer(None, "because")));
+        assert_eq!((without_end(&shown_end, ""), without_end(&shown_end, "<other>")), (None, None));
         assert!(agree("</think>", &answer(None, "</think>")), "without reasoning a marker is text");
     }
 }

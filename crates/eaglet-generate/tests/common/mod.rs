@@ -4,8 +4,8 @@
 #![allow(dead_code)]
 
 use eaglet_core::commit::CommitSettings;
-use eaglet_core::inflight::{InflightLog, InflightSettings};
 use eaglet_core::ids::PromptKey;
+use eaglet_core::inflight::{InflightLog, InflightSettings};
 use eaglet_core::journal::Journal;
 use eaglet_core::resume::{Known, RecordIndex};
 use eaglet_core::scan::{ScanLimits, scan_storage};
@@ -93,10 +93,12 @@ pub(crate) fn session(
         known != Known::New
     };
     let plan = eaglet_data::plan(&spec, &HubSettings::default(), data, None, &mut known, &mut |_| {})?;
-    let left: HashSet<PromptKey> = plan.entries().iter().filter(|entry| !entry.done()).map(|entry| entry.key()).collect();
+    let left: HashSet<PromptKey> =
+        plan.entries().iter().filter(|entry| !entry.done()).map(|entry| entry.key()).collect();
     let wanted = settings.continuation.interrupted == Interrupted::Continue;
     let inflight = wanted.then(|| {
-        let quick = InflightSettings { sync_interval: Duration::from_millis(50), retry_interval: Duration::from_millis(5) };
+        let quick =
+            InflightSettings { sync_interval: Duration::from_millis(50), retry_interval: Duration::from_millis(5) };
         let (log, saved) = InflightLog::open(shared, Path::new(INFLIGHT), quick, |key| left.contains(&key));
         Inflight { log, saved }
     });

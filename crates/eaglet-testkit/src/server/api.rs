@@ -197,8 +197,7 @@ fn job(answer: &Answer, request: &Request, body: &Value, kind: Kind, number: u64
         stream: flag("stream"),
         include_usage: body.pointer("/stream_options/include_usage").and_then(Value::as_bool).unwrap_or(false),
         return_token_ids: flag("return_token_ids") && answer.knows_token_ids,
-        hide_think: answer.think_special
-            && body.get("skip_special_tokens").and_then(Value::as_bool).unwrap_or(true),
+        hide_think: answer.think_special && body.get("skip_special_tokens").and_then(Value::as_bool).unwrap_or(true),
     })
 }
 

@@ -37,7 +37,10 @@ impl<'j> Choice<'j> {
             // Only the bytes of an unfinished character stay behind.
             text.push(id);
         }
-        job.plans.iter().map(|plan| Self { plan, kind: job.kind, hide_think: job.hide_think, text: text.clone(), next: 0 }).collect()
+        job.plans
+            .iter()
+            .map(|plan| Self { plan, kind: job.kind, hide_think: job.hide_think, text: text.clone(), next: 0 })
+            .collect()
     }
 
     /// The next `count` tokens, fewer at the end, `None` after it.

@@ -84,7 +84,11 @@ fn continuation(args: &UnfinishedArgs, settings: &GenerateSettings) -> Result<Co
 }
 
 /// Replaces reasoning markers that were given as token ids by their texts, which the server knows.
-pub(super) async fn resolve_markers(settings: &mut GenerateSettings, client: &Client, server: &ServerInfo) -> Result<()> {
+pub(super) async fn resolve_markers(
+    settings: &mut GenerateSettings,
+    client: &Client,
+    server: &ServerInfo,
+) -> Result<()> {
     let Some((open, close)) = settings.answers.reasoning_markers.clone() else { return Ok(()) };
     let mut texts = Vec::new();
     for marker in [open, close] {

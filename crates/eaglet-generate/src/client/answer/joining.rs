@@ -101,9 +101,7 @@ impl AnswerBuilder {
 
     /// Takes a piece of a plain completion.
     pub(super) fn take_text(&mut self, text: &str, ids: &[u32]) -> Result<bool, AttemptFailure> {
-        let Some(joined) = &mut self.joined else {
-            return Err(AttemptFailure::new(Cause::BadReply, "a plain completion where a chat answer was asked for"));
-        };
+        let Some(joined) = &mut self.joined else { return Ok(false) };
         let field = joined.field;
         let sides = joined.splitter.push(text, ids).map_err(|NoBorder| {
             AttemptFailure::new(Cause::BadReply, "the end of the reasoning cannot be seen in the continued text")
