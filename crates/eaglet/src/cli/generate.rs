@@ -174,7 +174,7 @@ pub(crate) struct Limits {
     /// Longest silence between two tokens (the old script's name for its only time-out)
     #[arg(long, value_name = "TIME", value_parser = seconds::parse, conflicts_with = "silence_timeout")]
     pub(crate) timeout: Option<Duration>,
-    /// Longest silence between two tokens
+    /// Longest silence between two tokens; five times as long while the server's token counter moves
     #[arg(long, value_name = "TIME", value_parser = seconds::parse, default_value = "120")]
     pub(crate) silence_timeout: Duration,
     /// Longest wait for the first token; does not run while the server's gauges move
