@@ -10,6 +10,7 @@ pub mod commit;
 pub mod error;
 pub mod event;
 pub mod ids;
+pub mod inflight;
 pub mod journal;
 pub mod lock;
 pub mod outcome;

@@ -37,6 +37,19 @@ pub struct ServerGauges {
     pub not_available: Option<String>,
 }
 
+/// What became of answers that were interrupted, in this session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Continued {
+    /// Answers put together from several segments.
+    pub answers: u64,
+    /// Tokens of interrupted answers that did not have to be generated again, those of earlier sessions included.
+    pub tokens_kept: u64,
+    /// Tokens that had arrived and were lost with their attempt.
+    pub tokens_lost: u64,
+    /// Answers that could not be continued and started again.
+    pub started_again: u64,
+}
+
 /// The state of a run at one instant. Rates are per second.
 #[derive(Clone, Debug, Serialize)]
 pub struct Snapshot {
@@ -94,6 +107,8 @@ pub struct Snapshot {
     pub server: ServerGauges,
     /// What was lost, by prompt length and by source.
     pub losses: LossTable,
+    /// Interrupted answers.
+    pub continued: Continued,
 }
 
 /// The time left, from the rate of this session; with its basis in words.

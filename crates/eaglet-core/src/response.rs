@@ -67,7 +67,18 @@ pub struct Usage {
     pub reasoning_tokens: Option<u64>,
 }
 
-/// One answer of the target to one request.
+/// A part of an answer that was put together from several requests.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Segment {
+    /// How many of the answer's `token_ids` it gave.
+    pub tokens: u64,
+    /// Server, without credentials.
+    pub endpoint: String,
+    /// Why it ended: the label of a cause, `session_ended`, or the finish reason.
+    pub why: String,
+}
+
+/// One answer of the target, mostly to one request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
     /// The server's reason, word for word.
@@ -106,6 +117,9 @@ pub struct Answer {
     pub first_token_s: Option<f64>,
     /// Seconds from sending the request to the end of the reply.
     pub latency_s: f64,
+    /// The parts of an answer that was interrupted and continued, in order; empty for an answer to one request.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub segments: Vec<Segment>,
     /// What is odd about the answer, as labels (see `docs/formats.md`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub flags: Vec<String>,

@@ -5,6 +5,7 @@
 //!   run.json             fingerprint, format version, provenance, stage states
 //!   run.lock             one writer
 //!   raw_responses.jsonl  one finished response a line; only ever appended to
+//!   inflight.bin         checkpoints of answers that are not finished
 //!   failures.jsonl       every prompt that ended without a usable response
 //!   progress.json        replaced atomically
 //!   events.jsonl         what happened, for the report
@@ -59,6 +60,11 @@ impl RunDir {
     /// `raw_responses.jsonl`
     pub fn responses(&self) -> PathBuf {
         self.0.join("raw_responses.jsonl")
+    }
+
+    /// `inflight.bin`
+    pub fn inflight(&self) -> PathBuf {
+        self.0.join("inflight.bin")
     }
 
     /// `failures.jsonl`

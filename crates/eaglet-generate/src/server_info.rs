@@ -58,6 +58,18 @@ pub async fn server_info(client: &Client, wanted: Option<&str>, model_path: Opti
         .map_err(|(message, hint)| Error::server(format!("{label} {message}")).hint(hint))
 }
 
+/// The text of one token, where the server has `/detokenize`.
+pub async fn text_of_token(client: &Client, model: &str, id: u32) -> Option<String> {
+    detokenize(client, model, &[id]).await.filter(|text| !text.is_empty())
+}
+
+/// The text of these tokens, special ones shown, where the server has `/detokenize`.
+pub async fn detokenize(client: &Client, model: &str, ids: &[u32]) -> Option<String> {
+    let body = serde_json::json!({"model": model, "tokens": ids}).to_string();
+    let reply = client.post("/detokenize", body.into(), SIDE_TIMEOUT).await.ok()?;
+    reply.status.is_success().then(|| Some(reply.json()?.get("prompt")?.as_str()?.to_owned()))?
+}
+
 /// A connection that cannot be made is the most common first experience; say exactly what was tried.
 pub fn unreachable_error(label: &str, failure: &AttemptFailure) -> Error {
     let hint = match failure.cause {

@@ -35,11 +35,16 @@ impl Conversation {
         &self.messages
     }
 
+    /// Whether another request follows on this answer to the last one.
+    pub fn goes_on_after(&self, answer: &Answer, status: Status) -> bool {
+        status == Status::Ok && answer.content.is_some() && !self.to_come.is_empty()
+    }
+
     /// Takes the answer to the last request. Returns it, when the conversation ends with it; else the next request is ready.
     ///
     /// A conversation ends early at an answer that was cut or is empty: what would follow would not follow from it.
     pub fn answered(&mut self, answer: Answer, status: Status) -> Option<Answer> {
-        if status != Status::Ok || answer.content.is_none() {
+        if !self.goes_on_after(&answer, status) {
             return Some(answer);
         }
         let Some(next) = self.to_come.pop() else { return Some(answer) };

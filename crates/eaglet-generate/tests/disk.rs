@@ -155,6 +155,7 @@ impl Stage {
             template,
             responses,
             failures,
+            inflight: None,
             row_failures: vec![],
             jitter_seed: 7,
         })

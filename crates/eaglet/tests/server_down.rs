@@ -11,6 +11,7 @@ use serde_json::json;
 use std::collections::BTreeSet;
 
 const PROMPTS: usize = 48;
+const COMPLETIONS: &str = "/v1/completions";
 const CONCURRENCY: usize = 8;
 
 /// Paced so that a run takes a few seconds and requests are always out.
@@ -95,7 +96,8 @@ fn another_model_on_the_same_port_ends_the_run_and_loses_nothing() {
     let right = ScriptedServer::start_on(port, paced());
     place.run(place.generate(&right.url(), &[])).expect(0);
     assert_eq!(place.ids(), all_ids(PROMPTS));
-    assert_eq!(right.requests_on(CHAT).len(), PROMPTS - done.len());
+    let sent = right.requests_on(CHAT).len() + right.requests_on(COMPLETIONS).len();
+    assert_eq!(sent, PROMPTS - done.len(), "what was begun goes on, the rest is asked");
 }
 
 /// The name is the same, what is behind it is not: not one prompt may be answered by it.

@@ -3,6 +3,10 @@
 //! The content is the product, so nothing is guessed: success needs a finish reason on the list of known good ones, and text (or a tool call) for
 //! the tokens that were generated. Everything else is a failed attempt, and says which.
 
+mod joining;
+
+pub use joining::{Mark, Since};
+
 use super::wire::{Choice, Reply, TokenIds, Turn};
 use crate::client::AttemptFailure;
 use crate::client::tool_calls::ToolCalls;
@@ -62,6 +66,10 @@ pub struct AnswerBuilder {
     chunks_with_text: u64,
     bytes: usize,
     done_marker: bool,
+    mark: Option<Mark>,
+    /// Text came in an event without ids, so nobody knows which ids it belongs to.
+    ids_and_text_apart: bool,
+    joined: Option<Box<joining::Joined>>,
 }
 
 /// How a reply ended on the wire.
@@ -118,7 +126,7 @@ impl AnswerBuilder {
             return Err(AttemptFailure::new(Cause::ErrorInStream, error_text(error, scrubber)));
         }
         if let Some(ids) = reply.prompt_token_ids {
-            self.prompt_token_ids = Some(read_ids(&ids)?);
+            self.take_prompt_ids(read_ids(&ids)?)?;
         }
         if let Some(usage) = reply.usage {
             self.usage = Some(usage.into());
@@ -143,15 +151,23 @@ impl AnswerBuilder {
     }
 
     fn take_choice(&mut self, choice: Choice<'_>) -> Result<(), AttemptFailure> {
+        if let Some(ids) = choice.prompt_token_ids {
+            self.take_prompt_ids(read_ids(&ids)?)?;
+        }
+        let ids_before = self.token_ids.as_ref().map_or(0, Vec::len);
         if let Some(ids) = choice.token_ids {
             // One id a chunk: keep the room for many.
             let all = self.token_ids.get_or_insert_with(|| Vec::with_capacity(64));
-            let before = all.len();
             ids.append_to(all).map_err(|error| bad_ids(&error))?;
-            self.bytes += (all.len() - before) * size_of::<u32>();
+            self.bytes += (all.len() - ids_before) * size_of::<u32>();
         }
-        if let Some(ids) = choice.prompt_token_ids {
-            self.prompt_token_ids = Some(read_ids(&ids)?);
+        let event_ids = self.token_ids.as_ref().map_or(0, Vec::len) - ids_before;
+        let mut text_ends = None;
+        if let Some(text) = choice.text.filter(|_| self.joined.is_some()) {
+            let ids = self.token_ids.as_ref().map_or(vec![], |all| all[ids_before..].to_vec());
+            let had_text = self.take_text(&text.0, &ids)?;
+            self.chunks_with_text += u64::from(had_text);
+            text_ends = text.0.chars().next_back();
         }
         if let Some(reason) = choice.finish_reason.filter(|r| r.get() != "null") {
             self.finish_reason = serde_json::from_str(reason.get()).ok();
@@ -159,14 +175,18 @@ impl AnswerBuilder {
         if let Some(reason) = choice.stop_reason.filter(|r| r.get() != "null") {
             self.stop_reason = serde_json::from_str(reason.get()).ok();
         }
-        match choice.delta.or(choice.message) {
-            Some(turn) => self.take_turn(turn),
-            None => Ok(()),
+        if let Some(turn) = choice.delta.or(choice.message) {
+            text_ends = self.take_turn(turn)?.or(text_ends);
         }
+        self.move_mark(event_ids, text_ends);
+        Ok(())
     }
 
-    fn take_turn(&mut self, turn: Turn<'_>) -> Result<(), AttemptFailure> {
+    /// Returns the end of its text, if it has any.
+    fn take_turn(&mut self, turn: Turn<'_>) -> Result<Option<char>, AttemptFailure> {
         let mut had_text = false;
+        let parts = [&turn.reasoning_content, &turn.reasoning, &turn.content];
+        let text_ends = parts.into_iter().flatten().filter_map(|text| text.0.chars().next_back()).next_back();
         if let Some(text) = turn.content {
             had_text |= !text.0.is_empty();
             self.bytes += text.0.len();
@@ -188,7 +208,7 @@ impl AnswerBuilder {
             self.tool_calls.push(calls).map_err(|detail| AttemptFailure::new(Cause::BadReply, detail))?;
         }
         self.chunks_with_text += u64::from(had_text);
-        Ok(())
+        Ok(text_ends)
     }
 
     /// Tokens that arrived so far; chunks with text where the server gives no ids.
@@ -199,6 +219,12 @@ impl AnswerBuilder {
     /// Whether a finish reason has come.
     pub fn has_finish_reason(&self) -> bool {
         self.finish_reason.is_some()
+    }
+
+    /// Whether it ended at the token limit.
+    pub fn is_cut_at_limit(&self, policy: &AnswerPolicy) -> bool {
+        let reason = self.finish_reason.as_ref().map(|r| r.get("type").unwrap_or(r));
+        reason.and_then(Value::as_str).is_some_and(|reason| policy.truncated.iter().any(|known| known == reason))
     }
 
     /// Whether `[DONE]` has come.
@@ -221,11 +247,17 @@ impl AnswerBuilder {
     ///
     /// # Errors
     /// The answer is not one, with what had come inside.
-    pub fn finish(self, end: WireEnd, policy: &AnswerPolicy) -> Result<(Answer, Status), AttemptFailure> {
+    pub fn finish(
+        mut self,
+        end: WireEnd,
+        policy: &AnswerPolicy,
+        endpoint: &str,
+    ) -> Result<(Answer, Status), AttemptFailure> {
+        self.finish_joined()?;
         let end = if self.done_marker { WireEnd::Orderly } else { end };
         let reason = match self.judge_reason(end, policy) {
             Ok(reason) => reason,
-            Err((cause, detail)) => return Err(self.fail(cause, detail)),
+            Err((cause, detail)) => return Err(self.fail(cause, detail, endpoint)),
         };
         let is_truncated = policy.truncated.contains(&reason);
         let tokens =
@@ -241,10 +273,11 @@ impl AnswerBuilder {
             (true, _) => Status::Ok,
             (false, 0 | 1) => Status::Empty,
             (false, tokens) => {
-                return Err(self.fail(Cause::MissingText, format!("{tokens} tokens were generated, but no text came")));
+                let detail = format!("{tokens} tokens were generated, but no text came");
+                return Err(self.fail(Cause::MissingText, detail, endpoint));
             }
         };
-        Ok((self.into_answer(reason, policy), status))
+        Ok((self.into_answer(reason, policy, endpoint), status))
     }
 
     fn judge_reason(&self, end: WireEnd, policy: &AnswerPolicy) -> Result<String, (Cause, String)> {
@@ -269,12 +302,15 @@ impl AnswerBuilder {
         }
     }
 
-    fn fail(self, cause: Cause, detail: String) -> AttemptFailure {
-        let tokens = self.tokens();
-        AttemptFailure { partial: self.into_partial().map(Box::new), tokens, ..AttemptFailure::new(cause, detail) }
+    fn fail(self, cause: Cause, detail: String, endpoint: &str) -> AttemptFailure {
+        let tokens = self.tokens() - self.tokens_before();
+        let unfinished = self.unfinished(endpoint).map(Box::new);
+        let partial = self.into_partial().map(Box::new);
+        AttemptFailure { tokens, partial, unfinished, ..AttemptFailure::new(cause, detail) }
     }
 
-    fn into_answer(self, finish_reason: String, policy: &AnswerPolicy) -> Answer {
+    fn into_answer(mut self, finish_reason: String, policy: &AnswerPolicy, endpoint: &str) -> Answer {
+        let segments = self.segments(endpoint, &finish_reason);
         let mut flags = Vec::new();
         let mut flag = |on: bool, label: &str| {
             if on {
@@ -303,6 +339,7 @@ impl AnswerBuilder {
             server_id: self.server_id,
             first_token_s: None,
             latency_s: 0.0,
+            segments,
             flags,
         };
         if let (None, Some(markers)) = (&answer.reasoning, &policy.reasoning_markers) {

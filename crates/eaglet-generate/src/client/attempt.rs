@@ -2,15 +2,20 @@
 
 use super::answer::{AnswerBuilder, AnswerPolicy, WireEnd};
 use super::sse::{LineTooLong, SSE_LINE_BYTES_MAX, SseSplitter};
-use super::{AttemptFailure, Client, SIDE_REPLY_BYTES_MAX, Timeouts, status_failure, transport_failure};
+use super::{
+    AttemptFailure, Client, SIDE_REPLY_BYTES_MAX, SILENCE_FACTOR_WHILE_MOVING, Timeouts, status_failure,
+    transport_failure,
+};
 use crate::server_state::ServerState;
 use bytes::Bytes;
+use eaglet_core::inflight::Unfinished;
 use eaglet_core::outcome::Cause;
 use eaglet_core::response::{Answer, Status};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Frame, Incoming};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::pin::Pin;
+use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::time::Sleep;
@@ -26,6 +31,50 @@ pub enum Mode {
 
 /// An answer and what became of the prompt.
 pub type ChatOutcome = (Answer, Status);
+
+/// Which API a request goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Api {
+    /// `/v1/chat/completions`: messages.
+    Chat,
+    /// `/v1/completions`: the ids of a prompt and of the beginning of its answer.
+    Completions,
+}
+
+impl Api {
+    fn path(self) -> &'static str {
+        match self {
+            Api::Chat => "/v1/chat/completions",
+            Api::Completions => "/v1/completions",
+        }
+    }
+}
+
+/// An answer in the making that others can look at between two events.
+pub type LiveAnswer = Rc<RefCell<AnswerBuilder>>;
+
+/// One request.
+pub struct Ask {
+    /// Where it goes.
+    pub api: Api,
+    /// Its body.
+    pub body: Bytes,
+    /// How the answer travels.
+    pub mode: Mode,
+    /// Where the answer grows; holds its beginning when it is continued.
+    pub live: LiveAnswer,
+}
+
+/// What came of a request.
+#[derive(Debug)]
+pub struct Asked {
+    /// The answer.
+    pub answer: Answer,
+    /// What became of the prompt.
+    pub status: Status,
+    /// The answer as it can be continued, when it was cut at its limit and can.
+    pub unfinished: Option<Box<Unfinished>>,
+}
 
 /// What all requests of a run count together. Lives on one thread.
 #[derive(Debug)]
@@ -81,7 +130,8 @@ impl Waiting {
         let alive = server.gauges_moved().map_or(self.last_byte, |moved| moved.max(self.last_byte));
         if self.has_tokens {
             let silence = silent(self.last_byte);
-            return (silence >= timeouts.silence)
+            let longest = timeouts.silence.saturating_mul(SILENCE_FACTOR_WHILE_MOVING);
+            return (silence >= longest || silent(alive) >= timeouts.silence)
                 .then(|| (Cause::Silence, format!("no token for {:.0} s", silence.as_secs_f32())));
         }
         if self.mode == Mode::Whole && server.gauges_moved().is_none() {
@@ -153,11 +203,8 @@ impl<'a> Watch<'a> {
 impl Client {
     /// Sends a chat request once.
     ///
-    /// A reset before any byte of the reply on a *reused* connection is the keep-alive race, not an answer of the server: the request goes out again at once on
-    /// a fresh connection, here, and nobody is charged for it.
-    ///
     /// # Errors
-    /// Why there is no answer, with what had come.
+    /// As [`Client::ask`].
     pub async fn chat(
         &self,
         body: Bytes,
@@ -166,12 +213,31 @@ impl Client {
         server: &ServerState,
         in_flight: &InFlight,
     ) -> Result<ChatOutcome, AttemptFailure> {
+        let ask = Ask { api: Api::Chat, body, mode, live: LiveAnswer::default() };
+        self.ask(ask, policy, server, in_flight).await.map(|asked| (asked.answer, asked.status))
+    }
+
+    /// Sends a request once.
+    ///
+    /// A reset before any byte of the reply on a *reused* connection is the keep-alive race, not an answer of the server: the request goes out again at once on
+    /// a fresh connection, here, and nobody is charged for it.
+    ///
+    /// # Errors
+    /// Why there is no answer, with what had come.
+    pub async fn ask(
+        &self,
+        ask: Ask,
+        policy: &AnswerPolicy,
+        server: &ServerState,
+        in_flight: &InFlight,
+    ) -> Result<Asked, AttemptFailure> {
+        let Ask { api, body, mode, live } = ask;
         let mut watch = Watch::new(mode, self.timeouts(), server);
         let mut fresh = false;
         let (reply, connection) = loop {
             let leased = self.pool.lease(fresh).await;
             let mut connection = leased.map_err(|e| AttemptFailure::new(e.cause, e.detail))?;
-            let request = self.request(hyper::Method::POST, "/v1/chat/completions", body.clone());
+            let request = self.request(hyper::Method::POST, api.path(), body.clone());
             match watch.guard(connection.send(request)).await? {
                 Ok(reply) => break (reply, connection),
                 Err(error) if connection.reused && !error.is_parse() => {
@@ -197,12 +263,11 @@ impl Client {
             .headers
             .get(hyper::header::CONTENT_TYPE)
             .is_some_and(|v| v.as_bytes().starts_with(b"application/json"));
-        let mut builder = AnswerBuilder::default();
         let mut first_token = None;
         let read = if mode == Mode::Whole || is_json {
-            self.read_whole(&mut body, &mut builder, policy, &mut watch, in_flight).await
+            self.read_whole(&mut body, &live, policy, &mut watch, in_flight).await
         } else {
-            self.read_stream(&mut body, &mut builder, policy, &mut watch, in_flight, &mut first_token).await
+            self.read_stream(&mut body, &live, policy, &mut watch, in_flight, &mut first_token).await
         };
         let end = match read {
             Ok(ReadEnd::Complete(end)) => {
@@ -210,12 +275,15 @@ impl Client {
                 end
             }
             Ok(ReadEnd::LeftOpen) => WireEnd::NoDone,
-            Err(failure) => return Err(self.scrubbed(with_partial(failure, builder))),
+            Err(failure) => return Err(self.scrubbed(with_partial(failure, live.take(), &self.endpoint().label()))),
         };
-        let (mut answer, status) = builder.finish(end, policy)?;
+        let endpoint = self.endpoint().label();
+        let builder = live.take();
+        let unfinished = if builder.is_cut_at_limit(policy) { builder.unfinished(&endpoint) } else { None };
+        let (mut answer, status) = builder.finish(end, policy, &endpoint)?;
         answer.first_token_s = first_token.map(|at: Duration| seconds(at));
         answer.latency_s = seconds(watch.waiting.started.elapsed());
-        Ok((answer, status))
+        Ok(Asked { answer, status, unfinished: unfinished.map(Box::new) })
     }
 
     fn scrubbed(&self, failure: AttemptFailure) -> AttemptFailure {
@@ -225,7 +293,7 @@ impl Client {
     async fn read_stream(
         &self,
         body: &mut Incoming,
-        builder: &mut AnswerBuilder,
+        live: &LiveAnswer,
         policy: &AnswerPolicy,
         watch: &mut Watch<'_>,
         in_flight: &InFlight,
@@ -233,21 +301,24 @@ impl Client {
     ) -> Result<ReadEnd, AttemptFailure> {
         let mut splitter = SseSplitter::default();
         let scrubber = &self.endpoint().scrubber;
-        let mut tokens = 0;
+        let before = live.borrow().tokens();
+        let mut tokens = before;
         loop {
             let chunk = match watch.frame(body).await {
                 Ok(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
                 Ok(None) => break,
                 // What follows a finish reason adds nothing: a connection that breaks or stays open there does not spoil the answer.
-                Ok(Some(Err(_))) | Err(_) if builder.has_finish_reason() => return Ok(ReadEnd::LeftOpen),
+                Ok(Some(Err(_))) | Err(_) if live.borrow().has_finish_reason() => return Ok(ReadEnd::LeftOpen),
                 Ok(Some(Err(error))) => return Err(transport_failure(&error)),
                 Err(failure) => return Err(failure),
             };
             watch.byte_came(in_flight);
+            // Borrowed between two waits only, so that a checkpoint never finds it taken.
+            let mut builder = live.borrow_mut();
             splitter.push(&chunk, |data| builder.push_event(data, policy, scrubber))?;
             let now = builder.tokens();
             if now > tokens {
-                if tokens == 0 {
+                if tokens == before {
                     *first_token = Some(watch.waiting.started.elapsed());
                 }
                 in_flight.tokens.set(in_flight.tokens.get() + now - tokens);
@@ -256,14 +327,14 @@ impl Client {
             }
             watch.waiting.has_finished = builder.has_finish_reason();
         }
-        splitter.finish(|data| builder.push_event(data, policy, scrubber))?;
+        splitter.finish(|data| live.borrow_mut().push_event(data, policy, scrubber))?;
         Ok(ReadEnd::Complete(WireEnd::NoDone))
     }
 
     async fn read_whole(
         &self,
         body: &mut Incoming,
-        builder: &mut AnswerBuilder,
+        live: &LiveAnswer,
         policy: &AnswerPolicy,
         watch: &mut Watch<'_>,
         in_flight: &InFlight,
@@ -292,8 +363,10 @@ impl Client {
             }
             joined.extend_from_slice(&chunk);
         }
+        let mut builder = live.borrow_mut();
+        let before = builder.tokens();
         builder.push_json(if joined.is_empty() { &whole } else { &joined }, policy, &self.endpoint().scrubber)?;
-        in_flight.tokens.set(in_flight.tokens.get() + builder.tokens());
+        in_flight.tokens.set(in_flight.tokens.get() + builder.tokens() - before);
         Ok(ReadEnd::Complete(WireEnd::Orderly))
     }
 }
@@ -314,9 +387,10 @@ impl From<LineTooLong> for AttemptFailure {
     }
 }
 
-fn with_partial(failure: AttemptFailure, builder: AnswerBuilder) -> AttemptFailure {
-    let tokens = builder.tokens();
-    AttemptFailure { tokens, partial: builder.into_partial().map(Box::new), ..failure }
+fn with_partial(failure: AttemptFailure, builder: AnswerBuilder, endpoint: &str) -> AttemptFailure {
+    let tokens = builder.tokens() - builder.tokens_before();
+    let unfinished = builder.unfinished(endpoint).map(Box::new);
+    AttemptFailure { tokens, partial: builder.into_partial().map(Box::new), unfinished, ..failure }
 }
 
 /// Seconds with milliseconds: finer is noise, and makes the records longer.
@@ -357,6 +431,20 @@ mod tests {
         server.gauges_moved_at(request.started + Duration::from_secs(1000));
         assert_eq!(after(request, 1500, &server), None);
         assert_eq!(after(request, 1601, &server), Some(Cause::FirstByteTimeout));
+    }
+
+    /// A preempted request is silent while the server works on others; only a connection that died is silent for ever.
+    #[test]
+    fn a_silent_request_on_a_server_that_works_is_waited_for_up_to_a_bound() {
+        let server = ServerState::default();
+        let request = waiting(Mode::Stream, true);
+        let moved = |seconds| server.gauges_moved_at(request.started + Duration::from_secs(seconds));
+        moved(300);
+        assert_eq!(after(request, 400, &server), None, "the gauges moved 100 s ago");
+        assert_eq!(after(request, 420, &server), Some(Cause::Silence), "nothing moves any more");
+        moved(598);
+        assert_eq!(after(request, 599, &server), None);
+        assert_eq!(after(request, 600, &server), Some(Cause::Silence), "five times the silence is the bound");
     }
 
     /// vLLM on SIGTERM refuses new connections and leaves the open ones hanging.

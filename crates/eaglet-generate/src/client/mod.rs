@@ -7,15 +7,17 @@ pub mod answer;
 mod attempt;
 pub mod connection;
 pub mod endpoint;
+pub mod markers;
 pub mod request;
 pub mod sse;
 mod tool_calls;
 mod wire;
 
-pub use attempt::{ChatOutcome, InFlight, Mode};
+pub use attempt::{Api, Ask, Asked, ChatOutcome, InFlight, LiveAnswer, Mode};
 
 use bytes::Bytes;
 use connection::Pool;
+use eaglet_core::inflight::Unfinished;
 use eaglet_core::outcome::{Cause, Partial};
 use eaglet_core::redacted::Scrubber;
 use endpoint::Endpoint;
@@ -29,6 +31,10 @@ use std::time::Duration;
 /// Largest body of anything that is not an answer (model lists, errors, metrics), in bytes.
 pub const SIDE_REPLY_BYTES_MAX: usize = 8 << 20;
 
+/// A server that works may leave one request without a token for a while (it was preempted, or a long prefill goes before): its silence
+/// may be so many times as long while the server's token counters move. Then the connection is believed dead, whatever the server does.
+pub const SILENCE_FACTOR_WHILE_MOVING: u32 = 5;
+
 /// How long a request may take. There is no wall-clock limit on an answer whose tokens flow.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
@@ -36,7 +42,7 @@ pub struct Timeouts {
     pub connect: Duration,
     /// From the request to its first token: queueing and prefill. Not counted while the server's gauges move.
     pub first_byte: Duration,
-    /// Longest silence between tokens.
+    /// Longest silence between tokens; [`SILENCE_FACTOR_WHILE_MOVING`] times as long while the server's gauges move.
     pub silence: Duration,
     /// From the request to its end; `None` (the default) = no limit.
     pub total: Option<Duration>,
@@ -71,12 +77,22 @@ pub struct AttemptFailure {
     pub tokens: u64,
     /// What had arrived.
     pub partial: Option<Box<Partial>>,
+    /// The same, cut where it can be continued, if it can.
+    pub unfinished: Option<Box<Unfinished>>,
 }
 
 impl AttemptFailure {
     /// A failure before anything arrived.
     pub fn new(cause: Cause, detail: impl Into<String>) -> Self {
-        AttemptFailure { cause, detail: detail.into(), http_status: None, retry_after: None, tokens: 0, partial: None }
+        AttemptFailure {
+            cause,
+            detail: detail.into(),
+            http_status: None,
+            retry_after: None,
+            tokens: 0,
+            partial: None,
+            unfinished: None,
+        }
     }
 }
 

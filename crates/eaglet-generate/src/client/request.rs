@@ -1,6 +1,7 @@
-//! The body of a chat request.
+//! The body of a chat request, and of the request that continues an answer.
 //!
-//! Everything that is the same for all prompts is rendered once; a request is that text plus messages, tools and the token limit.
+//! Everything that is the same for all prompts is rendered once; a request is that text plus messages, tools and the token limit, or plus
+//! the ids to go on from.
 
 use eaglet_core::prompt::Message;
 use eaglet_core::sampling::Sampling;
@@ -23,8 +24,53 @@ pub enum TokenIds {
 pub struct RequestTemplate {
     head: Vec<u8>,
     /// The user's own limit in `--extra-body` wins over ours.
-    limit_is_set: bool,
+    own_limit: Option<Value>,
+    /// `None` where an answer cannot be continued.
+    continuation: Option<ContinuationHead>,
 }
+
+/// The part of a continuation's body that does not change.
+#[derive(Clone, Debug)]
+struct ContinuationHead {
+    head: Vec<u8>,
+    /// Tokens before which the answer may not end; those that are there count.
+    min_tokens: Option<u64>,
+}
+
+/// Members that mean something to the chat API only.
+const CHAT_ONLY: [&str; 17] = [
+    "max_completion_tokens",
+    "max_tokens",
+    "n_predict",
+    "min_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+    "documents",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "include_reasoning",
+    "logprobs",
+    "top_logprobs",
+    "prompt_logprobs",
+];
+
+/// Members whose effect depends on what was generated before the cut: a stop string may lie across it, a grammar would begin anew.
+const NOT_CONTINUABLE: [&str; 10] = [
+    "stop",
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "structural_tag",
+    "echo",
+    "truncate_prompt_tokens",
+];
 
 /// Members that `--extra-body` may not hold: eaglet could no longer tell what was answered.
 const RESERVED: [&str; 5] = ["messages", "stream", "stream_options", "n", "model"];
@@ -63,11 +109,51 @@ impl RequestTemplate {
             }
             body.insert(key.clone(), value.clone());
         }
-        let limit_is_set =
-            ["max_completion_tokens", "max_tokens", "n_predict"].iter().any(|key| body.contains_key(*key));
-        let mut head = serde_json::to_vec(&body).expect("a map with string keys is plain JSON");
-        head.pop();
-        Ok(RequestTemplate { head, limit_is_set })
+        let own_limit =
+            ["max_completion_tokens", "max_tokens", "n_predict"].iter().find_map(|key| body.get(*key)).cloned();
+        let continuation = (stream && ids == TokenIds::Ask).then(|| continuation_head(&body)).flatten();
+        Ok(RequestTemplate { head: open_object(&body), own_limit, continuation })
+    }
+
+    /// Whether answers to these requests can be continued from their ids.
+    pub fn can_continue(&self) -> bool {
+        self.continuation.is_some()
+    }
+
+    /// The token limit that `--extra-body` sets, `None` if it sets none; an `Err` holds one that is no number.
+    ///
+    /// # Errors
+    /// It is set to something that is no number of tokens.
+    pub fn own_limit(&self) -> std::result::Result<Option<u64>, &Value> {
+        self.own_limit.as_ref().map(|limit| limit.as_u64().ok_or(limit)).transpose()
+    }
+
+    /// The body of a request that continues an answer; `None` when answers cannot be continued.
+    pub fn render_continuation(&self, rest: &Continuation<'_>) -> Option<Vec<u8>> {
+        const INFALLIBLE: &str = "writing JSON to memory cannot fail";
+        let head = self.continuation.as_ref()?;
+        let ids = rest.prompt_token_ids.iter().chain(rest.token_ids);
+        let mut body = Vec::with_capacity(head.head.len() + 128 + 7 * ids.clone().count());
+        body.extend_from_slice(&head.head);
+        let mut member = |name: &str, value: u64| {
+            body.extend_from_slice(format!(",\"{name}\":{value}").as_bytes());
+        };
+        member("max_tokens", rest.max_tokens);
+        if let Some(min) = head.min_tokens.map(|min| min.saturating_sub(rest.token_ids.len() as u64)) {
+            member("min_tokens", min.min(rest.max_tokens));
+        }
+        if rest.special_tokens == SpecialTokens::Show {
+            body.extend_from_slice(b",\"skip_special_tokens\":false,\"spaces_between_special_tokens\":false");
+        }
+        body.extend_from_slice(b",\"prompt\":[");
+        for (index, id) in ids.enumerate() {
+            if index > 0 {
+                body.push(b',');
+            }
+            serde_json::to_writer(&mut body, id).expect(INFALLIBLE);
+        }
+        body.extend_from_slice(b"]}");
+        Some(body)
     }
 
     /// The body of one request.
@@ -75,7 +161,7 @@ impl RequestTemplate {
         const INFALLIBLE: &str = "writing JSON to memory cannot fail";
         let mut body = Vec::with_capacity(self.head.len() + 256 + messages.iter().map(message_bytes).sum::<usize>());
         body.extend_from_slice(&self.head);
-        if let Some(limit) = max_completion_tokens.filter(|_| !self.limit_is_set) {
+        if let Some(limit) = max_completion_tokens.filter(|_| self.own_limit.is_none()) {
             body.extend_from_slice(b",\"max_completion_tokens\":");
             serde_json::to_writer(&mut body, &limit).expect(INFALLIBLE);
         }
@@ -88,6 +174,45 @@ impl RequestTemplate {
         body.push(b'}');
         body
     }
+}
+
+/// What a continuation goes on from.
+#[derive(Clone, Copy, Debug)]
+pub struct Continuation<'a> {
+    /// Ids of the rendered prompt.
+    pub prompt_token_ids: &'a [u32],
+    /// Ids of the answer so far.
+    pub token_ids: &'a [u32],
+    /// Further tokens at most.
+    pub max_tokens: u64,
+    /// Whether the text is to show them.
+    pub special_tokens: SpecialTokens,
+}
+
+/// Whether special tokens appear in the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpecialTokens {
+    /// They do: the marker at the end of reasoning may be one.
+    Show,
+    /// As on the chat API.
+    Skip,
+}
+
+/// The object without its closing brace.
+fn open_object(body: &Map<String, Value>) -> Vec<u8> {
+    let mut head = serde_json::to_vec(body).expect("a map with string keys is plain JSON");
+    head.pop();
+    head
+}
+
+fn continuation_head(chat: &Map<String, Value>) -> Option<ContinuationHead> {
+    if NOT_CONTINUABLE.iter().any(|name| chat.get(*name).is_some_and(|value| !value.is_null())) {
+        return None;
+    }
+    let min_tokens = chat.get("min_tokens").and_then(Value::as_u64);
+    let body = chat.iter().filter(|(name, _)| !CHAT_ONLY.contains(&name.as_str()));
+    let body = body.map(|(name, value)| (name.clone(), value.clone())).collect();
+    Some(ContinuationHead { head: open_object(&body), min_tokens })
 }
 
 fn message_bytes(message: &Message) -> usize {
@@ -125,6 +250,36 @@ mod tests {
             "stream_options": {"include_usage": true}, "return_token_ids": true, "return_tokens": true, "max_completion_tokens": 9,
             "messages": [{"role": "user", "content": "hi \u{2028}\""}]});
         assert_eq!(body(&sampling, json!({}), true), expected);
+    }
+
+    fn continuation(sampling: &Sampling, extra: Value) -> Option<Value> {
+        let extra = extra.as_object().cloned().unwrap();
+        let template = RequestTemplate::new("m", sampling, &extra, true, TokenIds::Ask).unwrap();
+        let rest = Continuation {
+            prompt_token_ids: &[1, 2],
+            token_ids: &[3],
+            max_tokens: 7,
+            special_tokens: SpecialTokens::Show,
+        };
+        template.render_continuation(&rest).map(|body| serde_json::from_slice(&body).unwrap())
+    }
+
+    #[test]
+    fn a_continuation_asks_for_the_rest_with_the_same_sampling() {
+        let sampling = Sampling { temperature: Some(0.5), seed: Some(7), ..Sampling::default() };
+        let extra = json!({"chat_template_kwargs": {"thinking": true}, "min_tokens": 5, "max_tokens": 8, "logit_bias": {"9": 1}});
+        let expected = json!({"model": "m", "temperature": 0.5, "seed": 7, "stream": true, "stream_options": {"include_usage": true},
+            "return_token_ids": true, "return_tokens": true, "logit_bias": {"9": 1}, "max_tokens": 7, "min_tokens": 4,
+            "skip_special_tokens": false, "spaces_between_special_tokens": false, "prompt": [1, 2, 3]});
+        assert_eq!(continuation(&sampling, extra), Some(expected));
+    }
+
+    #[test]
+    fn what_looks_back_over_the_cut_is_not_continued() {
+        let stops = Sampling { stop: vec!["END".into()], ..Sampling::default() };
+        assert_eq!(continuation(&stops, json!({})), None);
+        assert_eq!(continuation(&Sampling::default(), json!({"response_format": {"type": "json_object"}})), None);
+        assert!(continuation(&Sampling::default(), json!({"response_format": null})).is_some());
     }
 
     #[test]

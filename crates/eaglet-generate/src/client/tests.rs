@@ -26,13 +26,13 @@ fn stream(events: &[Value], done: bool) -> Result<(Answer, Status), AttemptFailu
     if done {
         builder.push_event(b"[DONE]", &policy, &scrubber)?;
     }
-    builder.finish(WireEnd::NoDone, &policy)
+    builder.finish(WireEnd::NoDone, &policy, "http://h:1")
 }
 
 fn whole(reply: Value) -> Result<(Answer, Status), AttemptFailure> {
     let mut builder = AnswerBuilder::default();
     builder.push_json(reply.to_string().as_bytes(), &AnswerPolicy::default(), &Scrubber::default())?;
-    builder.finish(WireEnd::Orderly, &AnswerPolicy::default())
+    builder.finish(WireEnd::Orderly, &AnswerPolicy::default(), "http://h:1")
 }
 
 fn delta(delta: Value) -> Value {
@@ -269,7 +269,7 @@ fn broken_unicode_in_a_reply_is_repaired_and_flagged() {
     ] {
         builder.push_event(data, &policy, &Scrubber::default()).unwrap();
     }
-    let (answer, _) = builder.finish(WireEnd::Orderly, &policy).unwrap();
+    let (answer, _) = builder.finish(WireEnd::Orderly, &policy, "http://h:1").unwrap();
     assert_eq!(answer.content.as_deref(), Some("a\u{fffd} bc\u{fffd}\0\u{2028}"));
     assert!(answer.flags.contains(&"text_repaired".to_owned()));
 }
@@ -320,4 +320,47 @@ fn a_reply_is_bounded() {
     assert!(builder.push_event(chunk.as_bytes(), &policy, &Scrubber::default()).is_ok());
     let failure = builder.push_event(chunk.as_bytes(), &policy, &Scrubber::default()).unwrap_err();
     assert_eq!(failure.cause, Cause::ReplyTooLarge);
+}
+
+/// A chunk with text and the ids it is made of.
+fn piece(text: &str, ids: &[u32]) -> Value {
+    let mut chunk = delta(json!({"content": text}));
+    chunk["choices"][0]["token_ids"] = json!(ids);
+    chunk
+}
+
+/// Ids and content up to where an answer of these chunks may be cut.
+fn cut_of(chunks: &[Value]) -> Option<(Vec<u32>, String)> {
+    let policy = AnswerPolicy::default();
+    let mut builder = AnswerBuilder::default();
+    let mut first = delta(json!({"role": "assistant", "content": ""}));
+    first["prompt_token_ids"] = json!([1, 2]);
+    for chunk in std::iter::once(&first).chain(chunks) {
+        builder.push_event(chunk.to_string().as_bytes(), &policy, &Scrubber::default()).unwrap();
+    }
+    builder.unfinished("http://h:1").map(|unfinished| (unfinished.token_ids, unfinished.content))
+}
+
+#[test]
+fn an_answer_is_cut_only_where_its_text_is_complete() {
+    let cut = |chunks: &[Value]| cut_of(chunks).map(|(ids, text)| (ids.len(), text));
+    let (a, half, whole) = (piece("a", &[5]), piece("", &[6]), piece("é", &[7]));
+    assert_eq!(cut(&[]), None, "nothing is there");
+    assert_eq!(cut(&[a.clone(), half.clone()]), Some((1, "a".into())), "half a character is dropped");
+    assert_eq!(cut(&[a.clone(), half.clone(), whole]), Some((3, "aé".into())));
+    assert_eq!(cut(&[a.clone(), piece("b\u{fffd}", &[6])]), Some((1, "a".into())));
+    assert_eq!(cut(&[a.clone(), delta(json!({"content": "b"}))]), None, "text without ids belongs nowhere");
+    let mut ended = piece("", &[2]);
+    ended["choices"][0]["finish_reason"] = json!("stop");
+    assert_eq!(cut(&[a.clone(), ended]), Some((1, "a".into())), "the end token is left to be generated again");
+    let calls = delta(json!({"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": "{}"}}]}));
+    assert_eq!(cut(&[a, calls]), None, "a tool call cannot be continued");
+}
+
+#[test]
+fn text_of_completions_means_nothing_on_the_chat_api() {
+    let mut chunk = delta(json!({"content": "a"}));
+    chunk["choices"][0]["text"] = json!("a");
+    let (answer, _) = stream(&[chunk, end("stop")], true).unwrap();
+    assert_eq!(answer.content.as_deref(), Some("a"));
 }

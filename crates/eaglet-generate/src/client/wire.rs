@@ -46,6 +46,9 @@ pub struct Choice<'a> {
     /// Of a whole reply.
     #[serde(borrow)]
     pub message: Option<Turn<'a>>,
+    /// Of a plain completion, streamed or whole.
+    #[serde(borrow)]
+    pub text: Option<Text<'a>>,
     /// A string from most servers, an object from some; null until the end.
     #[serde(borrow)]
     pub finish_reason: Option<&'a RawValue>,

@@ -2,7 +2,7 @@
 
 use crate::run::settings::GenerateSettings;
 use eaglet_core::outcome::{Place, Tally};
-use eaglet_core::progress::{Phase, ServerGauges, Snapshot, eta};
+use eaglet_core::progress::{Continued, Phase, ServerGauges, Snapshot, eta};
 use eaglet_core::provenance::now;
 use eaglet_core::response::Status;
 use eaglet_core::stats::{LossTable, Percentiles, RateWindow, percentiles};
@@ -54,6 +54,7 @@ pub struct Books {
     by_status: BTreeMap<&'static str, u64>,
     by_finish_reason: BTreeMap<String, u64>,
     losses: LossTable,
+    continued: Continued,
     token_rate: RateWindow,
     request_rate: RateWindow,
 }
@@ -73,6 +74,7 @@ impl Books {
             by_status: BTreeMap::new(),
             by_finish_reason: BTreeMap::new(),
             losses: LossTable::default(),
+            continued: Continued::default(),
             token_rate: RateWindow::new(RATE_WINDOW),
             request_rate: RateWindow::new(RATE_WINDOW),
         }
@@ -102,6 +104,24 @@ impl Books {
                 }
             }
         }
+    }
+
+    /// Of the tokens of an attempt that broke off, so many are kept, and so many lost.
+    pub fn broke_off(&mut self, kept: u64, lost: u64) {
+        self.continued.tokens_kept += kept;
+        self.continued.tokens_lost += lost;
+    }
+
+    /// An answer of which so many tokens were kept starts again.
+    pub fn started_again(&mut self, tokens: u64) {
+        self.continued.started_again += 1;
+        self.continued.tokens_kept = self.continued.tokens_kept.saturating_sub(tokens);
+        self.continued.tokens_lost += tokens;
+    }
+
+    /// An answer in several segments is finished.
+    pub fn joined(&mut self) {
+        self.continued.answers += 1;
     }
 
     /// Prompts that ended in this session.
@@ -170,6 +190,7 @@ impl Books {
             by_finish_reason: self.by_finish_reason.clone(),
             server,
             losses: self.losses.clone(),
+            continued: self.continued,
             completion_tokens: self.lengths(phase == Phase::Ended),
         }
     }

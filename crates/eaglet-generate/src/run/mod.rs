@@ -5,11 +5,15 @@
 
 mod books;
 mod breaker;
+mod checkpoints;
+mod continuing;
 mod settings;
 mod token_limit;
 mod worker;
 
-pub use settings::GenerateSettings;
+pub use checkpoints::Inflight;
+pub use continuing::Interrupted;
+pub use settings::{ContinuationSettings, GenerateSettings};
 
 use crate::client::request::RequestTemplate;
 use crate::client::{AttemptFailure, Client, InFlight};
@@ -18,8 +22,11 @@ use crate::retry::Jitter;
 use crate::server_info::ServerInfo;
 use books::{Books, End, Submitted};
 use breaker::Breaker;
+use checkpoints::Checkpoints;
+use continuing::Continuing;
 use eaglet_core::commit::{CommitEvent, CommitHandle, Committer, Stream};
 use eaglet_core::event::Event;
+use eaglet_core::inflight::InflightLog;
 use eaglet_core::journal::Journal;
 use eaglet_core::outcome::Place;
 use eaglet_core::progress::{Phase, Snapshot};
@@ -27,6 +34,7 @@ use eaglet_core::prompt::Prompt;
 use eaglet_core::{Error, Result};
 use eaglet_data::Plan;
 use std::cell::{Cell, RefCell};
+use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,6 +50,9 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// At the end, so long the last records may take to reach the disk once somebody wants to leave.
 const LAST_SYNC_DEADLINE: Duration = Duration::from_secs(5);
+
+/// At the end, so long the last checkpoints may take.
+const LAST_CHECKPOINT_DEADLINE: Duration = Duration::from_secs(2);
 
 /// How a run is asked to stop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -94,6 +105,8 @@ pub struct RunParts {
     pub responses: Journal,
     /// The journal of failures.
     pub failures: Journal,
+    /// The file of unfinished answers; without one an interrupted session starts them again.
+    pub inflight: Option<Inflight>,
     /// Failure lines of rows that are no prompts (unusable, duplicate), to be written first.
     pub row_failures: Vec<Vec<u8>>,
     /// Seed of the back-off jitter.
@@ -126,6 +139,8 @@ struct Run {
     breaker: RefCell<Breaker<worker::EndedPrompt>>,
     jitter: RefCell<Jitter>,
     commits: CommitHandle,
+    checkpoints: Checkpoints,
+    continuing: Continuing,
     slots: Arc<Semaphore>,
     stop: watch::Receiver<Stop>,
     own_stop: Cell<Stop>,
@@ -174,8 +189,9 @@ impl Run {
         self.fail(error);
     }
 
-    fn submit(&self, stream: Stream, line: Vec<u8>, from: Place, submitted: Submitted) {
+    fn submit(&self, stream: Stream, line: Vec<u8>, from: Place, submitted: Submitted, generation: u64) {
         let ticket = self.books.borrow_mut().submit(from, submitted);
+        self.checkpoints.submitted(generation, ticket);
         if let Err(error) = self.commits.submit(stream, line, ticket) {
             self.fail(error);
         }
@@ -189,7 +205,7 @@ impl Run {
             source: failure.source.clone(),
             end: End::Failed(failure.cause.clone()),
         };
-        self.submit(Stream::Failures, failure.to_line(), Place::Waiting, submitted);
+        self.submit(Stream::Failures, failure.to_line(), Place::Waiting, submitted, ended.generation);
     }
 
     fn retried(&self, prompt: &Prompt, failure: &AttemptFailure) {
@@ -271,6 +287,8 @@ pub async fn run(parts: RunParts, stop: watch::Receiver<Stop>, mut observe: impl
         handle.submit(Stream::Failures, line, 0)?;
     }
     let context = parts.settings.context_limit(&parts.server);
+    let (inflight, saved) = parts.inflight.map_or((None, Default::default()), |found| (Some(found.log), found.saved));
+    let checkpoint_interval = parts.settings.continuation.checkpoint_interval;
     let run = Rc::new(Run {
         limiter: TokenLimiter::new(parts.settings.max_completion_tokens, context),
         monitor: Monitor::new(parts.server.clone()),
@@ -284,6 +302,8 @@ pub async fn run(parts: RunParts, stop: watch::Receiver<Stop>, mut observe: impl
         breaker: RefCell::new(Breaker::new(parts.settings.concurrency.get(), parts.done_before > 0)),
         jitter: RefCell::new(Jitter::new(parts.jitter_seed)),
         commits: handle,
+        checkpoints: Checkpoints::new(inflight.as_ref().map(InflightLog::handle), saved, checkpoint_interval),
+        continuing: Continuing::default(),
         slots: Arc::new(Semaphore::new(parts.settings.concurrency.get().min(Semaphore::MAX_PERMITS))),
         settings: parts.settings,
         plan: parts.plan,
@@ -305,6 +325,10 @@ pub async fn run(parts: RunParts, stop: watch::Receiver<Stop>, mut observe: impl
     driver.drive(&mut commits, &mut reported, &mut observe).await;
     let unsaved = driver.last_records(committer, row_failures, &mut commits, &mut reported, &mut observe).await?;
     drop(driver);
+    if let Some(inflight) = inflight {
+        run.checkpoints.write_all();
+        inflight.finish(Instant::now() + LAST_CHECKPOINT_DEADLINE);
+    }
     while let Ok(report) = reported.try_recv() {
         observe(report);
     }
@@ -321,6 +345,9 @@ pub async fn run(parts: RunParts, stop: watch::Receiver<Stop>, mut observe: impl
 struct Driver {
     run: Rc<Run>,
     tasks: JoinSet<()>,
+    /// Prompts whose answers an earlier session began, in order: they go first.
+    begun: VecDeque<usize>,
+    went_first: HashSet<usize>,
     next: usize,
     told: Stop,
     drain_until: Option<Instant>,
@@ -329,7 +356,19 @@ struct Driver {
 
 impl Driver {
     fn new(run: Rc<Run>) -> Self {
-        Driver { run, tasks: JoinSet::new(), next: 0, told: Stop::No, drain_until: None, server_down_since: None }
+        let entries = run.plan.entries().iter().enumerate();
+        let begun = entries.filter(|(_, e)| !e.done() && run.checkpoints.has_saved(e.key())).map(|(n, _)| n);
+        let begun: VecDeque<usize> = begun.collect();
+        Driver {
+            run,
+            tasks: JoinSet::new(),
+            went_first: begun.iter().copied().collect(),
+            begun,
+            next: 0,
+            told: Stop::No,
+            drain_until: None,
+            server_down_since: None,
+        }
     }
 
     async fn drive(
@@ -342,6 +381,8 @@ impl Driver {
         let mut watching = std::pin::pin!(run.monitor.watch(&run.client, &run.in_flight));
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+        let mut look = tokio::time::interval(run.checkpoints.look_interval());
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         let mut outside = run.stop.clone();
         self.skip_done();
         loop {
@@ -356,6 +397,7 @@ impl Driver {
                 Some(event) = commits.recv() => self.hear_disk(event),
                 Some(report) = reported.recv() => observe(report),
                 _ = tick.tick() => self.tick(observe),
+                _ = look.tick() => run.checkpoints.look(),
                 () = &mut watching => {}
                 () = changed_or_never(&mut outside) => {}
                 () = run.changed.notified(), if !may_start => {}
@@ -364,20 +406,22 @@ impl Driver {
     }
 
     fn is_exhausted(&self) -> bool {
-        self.next >= self.run.plan.entries().len()
+        self.begun.is_empty() && self.next >= self.run.plan.entries().len()
     }
 
     fn skip_done(&mut self) {
         let entries = self.run.plan.entries();
-        while self.next < entries.len() && entries[self.next].done() {
+        while self.next < entries.len() && (entries[self.next].done() || self.went_first.contains(&self.next)) {
             self.next += 1;
         }
     }
 
     fn start(&mut self, permit: OwnedSemaphorePermit) {
-        let (run, index) = (Rc::clone(&self.run), self.next);
-        self.tasks.spawn_local(worker::answer_prompt(run, index, permit));
-        self.next += 1;
+        let index = self.begun.pop_front().unwrap_or(self.next);
+        self.tasks.spawn_local(worker::answer_prompt(Rc::clone(&self.run), index, permit));
+        if index == self.next {
+            self.next += 1;
+        }
         self.skip_done();
     }
 
@@ -406,7 +450,8 @@ impl Driver {
                 self.drain_until = Some(Instant::now() + self.run.settings.drain_deadline);
             }
         }
-        if stop == Stop::Abort {
+        if stop == Stop::Abort && !self.tasks.is_empty() {
+            self.run.checkpoints.write_all();
             self.tasks.abort_all();
         }
     }
@@ -415,6 +460,7 @@ impl Driver {
         let run = &self.run;
         match event {
             CommitEvent::Durable { tickets } => {
+                run.checkpoints.durable(&tickets);
                 let mut books = run.books.borrow_mut();
                 tickets.into_iter().for_each(|ticket| books.durable(ticket));
             }
@@ -449,6 +495,9 @@ impl Driver {
                 run.report(Event::ServerUp { endpoint, down_s: since.elapsed().as_secs_f64() });
             }
             _ => {}
+        }
+        if let Some(text) = run.checkpoints.take_notice() {
+            run.report(Event::Notice { text });
         }
         if let Some(error) = run.monitor.fatal.borrow_mut().take() {
             run.fail(error);

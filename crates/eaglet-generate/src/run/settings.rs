@@ -4,6 +4,7 @@ use crate::client::answer::AnswerPolicy;
 use crate::client::request::TokenIds;
 use crate::client::{Mode, Timeouts};
 use crate::retry::RetryPolicy;
+use crate::run::Interrupted;
 use crate::server_info::ServerInfo;
 use eaglet_core::commit::CommitSettings;
 use eaglet_core::sampling::Sampling;
@@ -11,6 +12,27 @@ use eaglet_data::{Plan, Turns};
 use serde_json::{Map, Value, json};
 use std::num::NonZeroUsize;
 use std::time::Duration;
+
+/// How unfinished answers are treated.
+#[derive(Clone, Copy, Debug)]
+pub struct ContinuationSettings {
+    /// Answers that an accident interrupted.
+    pub interrupted: Interrupted,
+    /// How often an answer that was cut at its token limit is continued, each time with the same limit.
+    pub truncated_rounds: u32,
+    /// Time between two checkpoints of an answer.
+    pub checkpoint_interval: Duration,
+}
+
+impl Default for ContinuationSettings {
+    fn default() -> Self {
+        ContinuationSettings {
+            interrupted: Interrupted::Continue,
+            truncated_rounds: 0,
+            checkpoint_interval: Duration::from_secs(2),
+        }
+    }
+}
 
 /// Settings of the generate stage.
 #[derive(Clone, Debug)]
@@ -39,6 +61,8 @@ pub struct GenerateSettings {
     pub timeouts: Timeouts,
     /// Retries.
     pub retry: RetryPolicy,
+    /// Unfinished answers.
+    pub continuation: ContinuationSettings,
     /// Group commit.
     pub commit: CommitSettings,
     /// How long a drain that nobody watches (SIGTERM) may take before requests are given up.
@@ -61,6 +85,7 @@ impl GenerateSettings {
             answers: AnswerPolicy::default(),
             timeouts: Timeouts::default(),
             retry: RetryPolicy::default(),
+            continuation: ContinuationSettings::default(),
             commit: CommitSettings::default(),
             drain_deadline: Duration::from_secs(60),
         }
@@ -69,7 +94,7 @@ impl GenerateSettings {
     /// What makes this run this run: resuming it with another value is refused. Inputs are known by content, not by path, so that a converted or
     /// moved data set is the same data set.
     pub fn fingerprint(&self, server: &ServerInfo, plan: &Plan) -> Value {
-        json!({
+        let mut fingerprint = json!({
             "dataset": {"prompts": plan.entries().len(), "content_hash": format!("{:032x}", plan.fingerprint()), "turns": self.turns},
             "model": server.model,
             "server_model": server.root,
@@ -77,7 +102,12 @@ impl GenerateSettings {
             "max_completion_tokens": self.max_completion_tokens,
             "max_seq_len": self.max_seq_len,
             "extra_body": self.extra_body,
-        })
+        });
+        // Only where it is used, so that runs begun before it existed go on.
+        if self.continuation.truncated_rounds > 0 {
+            fingerprint["continue_truncated"] = self.continuation.truncated_rounds.into();
+        }
+        fingerprint
     }
 
     /// Longest context a prompt and its answer may fill, in tokens, if anything bounds it.

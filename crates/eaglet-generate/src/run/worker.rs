@@ -2,12 +2,15 @@
 
 use super::books::{End, Submitted};
 use super::breaker::Ending;
+use super::checkpoints::Generation;
+use super::continuing::{Broke, Draft, PROGRESS_TOKENS_MIN, Step};
 use super::token_limit::TokenLimit;
 use super::{Run, Stop};
-use crate::client::AttemptFailure;
+use crate::client::{AttemptFailure, LiveAnswer};
 use crate::retry::{self, Next, RetryAccount};
 use crate::turns::Conversation;
 use eaglet_core::commit::Stream;
+use eaglet_core::inflight::Saved;
 use eaglet_core::outcome::{Cause, FailedAs, FailedAttempt, Failure, Partial, Place};
 use eaglet_core::prompt::Prompt;
 use eaglet_core::provenance::now;
@@ -48,6 +51,7 @@ impl Drop for Placed<'_> {
 /// A prompt that ended without an answer, held back or booked.
 pub(super) struct EndedPrompt {
     pub(super) failure: Failure,
+    pub(super) generation: Generation,
 }
 
 /// What the loop over attempts came to.
@@ -66,6 +70,9 @@ struct Attempting<'a> {
     account: RetryAccount,
     told: Vec<FailedAttempt>,
     attempts: u32,
+    generation: Generation,
+    turn: u64,
+    draft: Draft,
 }
 
 /// Answers one prompt, or books why not.
@@ -75,6 +82,9 @@ pub(super) async fn answer_prompt(run: Rc<Run>, index: usize, permit: OwnedSemap
         Err(error) => return run.fail(error),
     };
     let placed = Placed { run: &run, place: Place::NotStarted };
+    let (generation, saved) = run.checkpoints.begin(prompt.key());
+    let mut conversation = Conversation::new(&prompt.messages, run.settings.turns);
+    let (turn, draft) = saved.map_or_else(Default::default, |saved| go_on(&run, saved, &mut conversation, &prompt));
     let mut attempting = Attempting {
         run: &run,
         prompt: &prompt,
@@ -83,21 +93,50 @@ pub(super) async fn answer_prompt(run: Rc<Run>, index: usize, permit: OwnedSemap
         account: RetryAccount::default(),
         told: vec![],
         attempts: 0,
+        generation,
+        turn,
+        draft,
     };
-    let mut conversation = Conversation::new(&prompt.messages, run.settings.turns);
     loop {
         attempting.account = RetryAccount::default();
         attempting.attempts = 0;
         match attempting.until_answered(&conversation).await {
             Attempts::Answered(answer, status) => {
-                if let Some(last) = conversation.answered(*answer, status) {
+                let mut answer = *answer;
+                if !answer.segments.is_empty() {
+                    run.check_joined(&mut answer).await;
+                }
+                if conversation.goes_on_after(&answer, status) {
+                    run.checkpoints.turn_answered(generation, prompt.key(), attempting.turn, &answer, status);
+                }
+                if let Some(last) = conversation.answered(answer, status) {
                     return attempting.commit(conversation, last, status);
                 }
+                attempting.turn += 1;
+                attempting.draft = Draft::default();
             }
             Attempts::Ended(end, cause, partial) => return attempting.end(end, cause, partial),
             Attempts::Left => return,
         }
     }
+}
+
+/// Takes up what an earlier session left of a prompt: the turns that are answered, and the beginning of the answer to the next.
+fn go_on(run: &Run, saved: Saved, conversation: &mut Conversation, prompt: &Prompt) -> (u64, Draft) {
+    let turn = saved.turns.len() as u64;
+    for (answer, status) in saved.turns {
+        if !conversation.goes_on_after(&answer, status) {
+            // What was saved does not fit this conversation.
+            *conversation = Conversation::new(&prompt.messages, run.settings.turns);
+            return (0, Draft::default());
+        }
+        conversation.answered(answer, status);
+    }
+    let begun = saved.unfinished.filter(|_| run.may_continue(prompt));
+    let draft = begun.map(|begun| Draft::of_earlier_session(begun, &run.settings.answers.truncated));
+    let draft = draft.unwrap_or_default();
+    run.books.borrow_mut().broke_off(draft.tokens(), 0);
+    (turn, draft)
 }
 
 impl Attempting<'_> {
@@ -120,27 +159,44 @@ impl Attempting<'_> {
                 return Attempts::Left;
             }
             self.placed.step(Place::InFlight);
+            let ask = match run.next_step(&mut self.draft, &body, limit).await {
+                Step::Ask(ask) => ask,
+                Step::Answered(answer, status) => return Attempts::Answered(answer, status),
+            };
+            self.watch(&ask.live);
             self.attempts += 1;
             let began = Instant::now();
-            let chat = run.client.chat(
-                body.clone(),
-                run.settings.mode,
-                &run.settings.answers,
-                &run.monitor.state,
-                &run.in_flight,
-            );
-            match chat.await {
-                Ok((answer, status)) => return Attempts::Answered(Box::new(answer), status),
+            match run.client.ask(ask, &run.settings.answers, &run.monitor.state, &run.in_flight).await {
+                Ok(asked) => match run.goes_on(&mut self.draft, asked, limit, self.prompt) {
+                    Some((answer, status)) => return Attempts::Answered(answer, status),
+                    None => self.rest(),
+                },
                 Err(failure) => {
                     // The slot is free while the prompt waits.
                     self.permit = None;
                     self.placed.step(Place::Waiting);
                     run.changed.notify_waiters();
                     if let Some(end) = self.after_failure(failure, began).await {
-                        return end;
+                        return match self.draft.take_truncated().filter(|_| !matches!(end, Attempts::Left)) {
+                            Some((answer, status)) => Attempts::Answered(answer, status),
+                            None => end,
+                        };
                     }
                 }
             }
+        }
+    }
+
+    /// The checkpoints follow this answer.
+    fn watch(&self, live: &LiveAnswer) {
+        let endpoint = self.run.client.endpoint().label();
+        self.run.checkpoints.watch(self.generation, self.prompt.key(), self.turn, live, endpoint);
+    }
+
+    /// No request is out; the checkpoints keep what there is.
+    fn rest(&self) {
+        if let Some(live) = self.draft.at_rest() {
+            self.watch(&live);
         }
     }
 
@@ -172,7 +228,20 @@ impl Attempting<'_> {
             failure.detail = format!("{} ({})", failure.detail, failure.cause.label());
             failure.cause = Cause::ServerDown;
         }
+        let arrived = failure.tokens;
+        let (broke, kept) = run.broke(&mut self.draft, &mut failure, self.prompt);
+        // What was dropped behind the cut is generated again.
+        failure.tokens = arrived.saturating_sub(kept);
+        run.books.borrow_mut().broke_off(kept, failure.tokens);
+        self.rest();
         self.tell(&failure, began.elapsed());
+        if broke == Broke::Refused {
+            run.retried(self.prompt, &failure);
+            return None;
+        }
+        if kept >= PROGRESS_TOKENS_MIN {
+            self.account = RetryAccount::default();
+        }
         let next = run.settings.retry.next(
             &mut self.account,
             failure.cause,
@@ -254,8 +323,11 @@ impl Attempting<'_> {
             },
         };
         let line = response.to_line();
+        if !response.answer.segments.is_empty() {
+            run.books.borrow_mut().joined();
+        }
         let from = self.placed.ended();
-        run.submit(Stream::Responses, line, from, submitted);
+        run.submit(Stream::Responses, line, from, submitted, self.generation);
         let held = run.breaker.borrow_mut().succeeded();
         held.into_iter().for_each(|ended| run.submit_failure(ended));
     }
@@ -277,7 +349,7 @@ impl Attempting<'_> {
             attempts: self.told,
             partial: partial.map(|partial| *partial),
         };
-        let ended = EndedPrompt { failure };
+        let ended = EndedPrompt { failure, generation: self.generation };
         let mut placed = self.placed;
         if placed.place != Place::Waiting {
             placed.step(Place::Waiting);

@@ -4,6 +4,8 @@
 #![allow(dead_code)]
 
 use eaglet_core::commit::CommitSettings;
+use eaglet_core::ids::PromptKey;
+use eaglet_core::inflight::{InflightLog, InflightSettings};
 use eaglet_core::journal::Journal;
 use eaglet_core::resume::{Known, RecordIndex, RecordIndexBuilder};
 use eaglet_core::scan::{ScanLimits, scan_storage};
@@ -13,8 +15,9 @@ use eaglet_generate::client::Client;
 use eaglet_generate::client::endpoint::Endpoint;
 use eaglet_generate::client::request::RequestTemplate;
 use eaglet_generate::retry::RetryPolicy;
-use eaglet_generate::run::{self, GenerateSettings, Report, RunEnd, RunParts, Stop};
+use eaglet_generate::run::{self, GenerateSettings, Inflight, Interrupted, Report, RunEnd, RunParts, Stop};
 use eaglet_generate::server_info;
+use std::collections::HashSet;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::rc::Rc;
@@ -24,6 +27,7 @@ use tokio::sync::watch;
 
 pub(crate) const RESPONSES: &str = "run/raw_responses.jsonl";
 pub(crate) const FAILURES: &str = "run/failures.jsonl";
+pub(crate) const INFLIGHT: &str = "run/inflight.bin";
 
 /// A data set of `count` prompts on the real disk, and room for the spool.
 pub(crate) fn data_set(count: usize) -> tempfile::TempDir {
@@ -89,6 +93,15 @@ pub(crate) fn session(
         known != Known::New
     };
     let plan = eaglet_data::plan(&spec, &HubSettings::default(), data, None, &mut known, &mut |_| {})?;
+    let left: HashSet<PromptKey> =
+        plan.entries().iter().filter(|entry| !entry.done()).map(|entry| entry.key()).collect();
+    let wanted = settings.continuation.interrupted == Interrupted::Continue;
+    let inflight = wanted.then(|| {
+        let quick =
+            InflightSettings { sync_interval: Duration::from_millis(50), retry_interval: Duration::from_millis(5) };
+        let (log, saved) = InflightLog::open(shared, Path::new(INFLIGHT), quick, |key| left.contains(&key));
+        Inflight { log, saved }
+    });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     tokio::task::LocalSet::new().block_on(&runtime, async {
         let client = Client::new(Rc::new(Endpoint::new(url, None, &[])?), settings.timeouts)?;
@@ -106,6 +119,7 @@ pub(crate) fn session(
             template,
             responses,
             failures,
+            inflight,
             row_failures: vec![],
             jitter_seed: 1,
         };

@@ -17,11 +17,18 @@ use eaglet_serve::{
 use super::{
     Wire,
     engine::Slot,
+    script::{Break, End},
     serve::{Shared, Ticket},
 };
 
-/// Runs the job to its end and sends its reply.
-pub(super) async fn generate(shared: &Shared, wire: &mut Wire, job: &Job, ticket: &mut Ticket<'_>) -> io::Result<()> {
+/// Runs the job to its end and sends its reply, or breaks off; then it says how.
+pub(super) async fn generate(
+    shared: &Shared,
+    wire: &mut Wire,
+    job: &Job,
+    ticket: &mut Ticket<'_>,
+    broken: Option<&Break>,
+) -> io::Result<Option<End>> {
     let answer = &shared.script.answer;
     let mut slot = wire.unless_gone(shared.engine.admit(job.prompt.len())).await?;
     shared.engine.count_prompt(job.prompt.len());
@@ -30,7 +37,10 @@ pub(super) async fn generate(shared: &Shared, wire: &mut Wire, job: &Job, ticket
     let plans: Vec<Plan> = (0..job.choices).map(|choice| rule.plan(&job.prompt, job.limits(choice))).collect();
     let work = Work { served: &shared.served, job, plans: &plans, step: answer.tokens_per_chunk.max(1), pace };
     let whole = if job.stream {
-        work.stream(wire, &mut slot).await?;
+        let until = broken.map_or(usize::MAX, |broken| broken.after_tokens);
+        if !work.stream(wire, &mut slot, until).await? {
+            return Ok(broken.map(|broken| broken.end));
+        }
         None
     } else {
         Some(work.run(wire, &mut slot).await?)
@@ -41,10 +51,12 @@ pub(super) async fn generate(shared: &Shared, wire: &mut Wire, job: &Job, ticket
     // Before the last bytes, so that a client that has read them also sees the gauges without this request.
     drop(slot);
     ticket.finish();
-    match whole {
-        None => wire.send(&work.ending()).await,
-        Some(deltas) => wire.send(&json_reply(200, &shapes::whole(&shared.served, job, &deltas)).bytes()).await,
-    }
+    let last = match whole {
+        None => work.ending(),
+        Some(deltas) => json_reply(200, &shapes::whole(&shared.served, job, &deltas)).bytes(),
+    };
+    wire.send(&last).await?;
+    Ok(None)
 }
 
 /// The longest wait; a longer one could not be added to a clock.
@@ -107,8 +119,8 @@ impl Work<'_> {
         Ok(choices.filter_map(|(mut choice, plan)| delta(&mut choice, plan, 0, plan.ids.len())).collect())
     }
 
-    /// Generates and sends each step; the terminating events are not sent here.
-    async fn stream(&self, wire: &mut Wire, slot: &mut Slot) -> io::Result<()> {
+    /// Generates and sends each step; the terminating events are not sent here. False when it stopped because `until` tokens were sent.
+    async fn stream(&self, wire: &mut Wire, slot: &mut Slot, until: usize) -> io::Result<bool> {
         let longest = self.longest();
         let mut choices = Choice::all(self.job);
         let mut bytes = head(200, &shapes::STREAM_HEADERS);
@@ -120,6 +132,9 @@ impl Work<'_> {
                     push_event(&mut bytes, &event.to_string());
                 }
                 wire.send(&bytes).await?;
+            }
+            if from >= until {
+                return Ok(false);
             }
             self.pace.wait(wire, to).await?;
             wire.unless_gone(slot.generated(self.gained(from, to))).await?;
@@ -133,7 +148,7 @@ impl Work<'_> {
                 wire.send(&bytes).await?;
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     fn ending(&self) -> Vec<u8> {

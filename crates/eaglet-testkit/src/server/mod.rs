@@ -31,7 +31,7 @@ pub use eaglet_serve::{http, vocabulary};
 pub use self::{
     answer::{Answer, Reasoning},
     bench::Bench,
-    script::{Body, End, Rule, Script},
+    script::{Body, Break, End, Rule, Script},
 };
 
 /// One request as the server saw it.

@@ -111,7 +111,12 @@ async fn finish(wire: &mut Wire, rule: &Rule, ticket: &mut Ticket<'_>) -> io::Re
         ticket.finish();
         wire.send(LAST_CHUNK).await?;
     }
-    match rule.end {
+    break_off(wire, rule.end).await
+}
+
+/// Ends a reply like this.
+pub(super) async fn break_off(wire: &mut Wire, end: End) -> io::Result<After> {
+    match end {
         End::Hang => Err(wire.peer_gone().await),
         End::Reset => Ok(After::Reset),
         End::Cut | End::Close => Ok(After::Close),

@@ -25,6 +25,8 @@ pub struct Script {
     pub other: Option<u16>,
     /// What answers when no rule does.
     pub answer: Answer,
+    /// Streams of that answer that break off; each strikes once, the first that fits.
+    pub breaks: Vec<Break>,
     /// Pre-rendered replies for measuring clients, in place of `answer` on chat completions.
     pub bench: Option<Bench>,
     /// How many requests are kept for [`requests`](super::ScriptedServer::requests); later ones are served and not kept.
@@ -39,6 +41,7 @@ impl Default for Script {
             close_idle_ms: None,
             other: None,
             answer: Answer::default(),
+            breaks: Vec::new(),
             bench: None,
             keep_requests: 100_000,
         }
@@ -65,6 +68,13 @@ impl Script {
         self
     }
 
+    /// Adds a stream that breaks off.
+    #[must_use]
+    pub fn breaks(mut self, path: &str, after_tokens: usize, end: End) -> Self {
+        self.breaks.push(Break { path: path.to_owned(), after_tokens, end });
+        self
+    }
+
     /// Reads a script from JSON.
     ///
     /// # Errors
@@ -72,6 +82,18 @@ impl Script {
     pub fn from_json(text: &str) -> Result<Self, serde_json::Error> {
         serde_json::from_str(text)
     }
+}
+
+/// A stream of the default answer that breaks off. One that ends before is let go, and the break is used up.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Break {
+    /// The path.
+    pub path: String,
+    /// Tokens of this stream before it breaks off, rounded up to whole events.
+    pub after_tokens: usize,
+    /// How: [`End::Cut`], [`End::Reset`] or [`End::Hang`].
+    pub end: End,
 }
 
 /// When to act, and how. Everything that is not said matches, or is an empty reply with status 200.

@@ -30,7 +30,7 @@ use super::{
     Command, SeenRequest, Wire, bench,
     engine::Engine,
     generate, play,
-    script::{Decision, RuleBook, Script},
+    script::{Break, Decision, RuleBook, Script},
 };
 
 /// Connections the kernel holds until they are accepted.
@@ -49,6 +49,7 @@ pub(super) struct Shared {
     log: Option<Mutex<File>>,
     pub(super) engine: Arc<Engine>,
     bench: Option<Arc<bench::Replies>>,
+    breaks: Mutex<Vec<Break>>,
     replies: AtomicU64,
     pub(super) in_flight: AtomicUsize,
     pub(super) max_in_flight: AtomicUsize,
@@ -274,6 +275,7 @@ impl Shared {
             log: log.map(Mutex::new),
             engine: Engine::new(answer.max_running, answer.kv_cache_tokens),
             bench: script.bench.clone().map(|settings| bench::Replies::new(settings, &answer.model)),
+            breaks: Mutex::new(script.breaks.clone()),
             replies: AtomicU64::new(0),
             in_flight: AtomicUsize::new(0),
             max_in_flight: AtomicUsize::new(0),
@@ -287,6 +289,13 @@ impl Shared {
     pub(super) fn fill_in(&self, value: &str) -> String {
         let other = self.script.other.unwrap_or(1);
         value.replace("{port}", &self.port.to_string()).replace("{other}", &other.to_string())
+    }
+
+    /// The break that this stream is to suffer.
+    fn take_break(&self, path: &str, stream: bool) -> Option<Break> {
+        let mut breaks = lock(&self.breaks);
+        let position = breaks.iter().position(|broken| stream && broken.path == path)?;
+        Some(breaks.remove(position))
     }
 
     async fn act(
@@ -311,7 +320,12 @@ impl Shared {
                 ticket.finish();
                 wire.send(&reply.bytes()).await?;
             }
-            Routed::Generate(job) => generate::generate(self, wire, &job, ticket).await?,
+            Routed::Generate(job) => {
+                let broken = self.take_break(&request.path, job.stream);
+                if let Some(end) = generate::generate(self, wire, &job, ticket, broken.as_ref()).await? {
+                    return play::break_off(wire, end).await;
+                }
+            }
         }
         Ok(After::Next)
     }

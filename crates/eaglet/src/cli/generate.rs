@@ -26,6 +26,8 @@ pub(crate) struct GenerateArgs {
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]
     pub(crate) judging: Judging,
+    #[command(flatten)]
+    pub(crate) unfinished: UnfinishedArgs,
     /// Go on with the run in the directory; always so, the flag is accepted for old command lines
     #[arg(long, help_heading = "Run")]
     pub(crate) resume: bool,
@@ -172,7 +174,7 @@ pub(crate) struct Limits {
     /// Longest silence between two tokens (the old script's name for its only time-out)
     #[arg(long, value_name = "TIME", value_parser = seconds::parse, conflicts_with = "silence_timeout")]
     pub(crate) timeout: Option<Duration>,
-    /// Longest silence between two tokens
+    /// Longest silence between two tokens; five times as long while the server's token counter moves
     #[arg(long, value_name = "TIME", value_parser = seconds::parse, default_value = "120")]
     pub(crate) silence_timeout: Duration,
     /// Longest wait for the first token; does not run while the server's gauges move
@@ -235,9 +237,24 @@ pub(crate) struct Judging {
     /// Finish reason that counts as a good end besides the usual ones; may be repeated
     #[arg(long, value_name = "REASON")]
     pub(crate) accept_finish_reason: Vec<String>,
-    /// Markers around reasoning inside the content, or none
+    /// Markers around reasoning, as texts or token ids, or none: to find it inside content and in continued answers
     #[arg(long, value_name = "OPEN,CLOSE", default_value = "<think>,</think>")]
     pub(crate) reasoning_markers: String,
+}
+
+/// What becomes of answers that are interrupted or cut.
+#[derive(Args)]
+#[command(next_help_heading = "Unfinished answers")]
+pub(crate) struct UnfinishedArgs {
+    /// Start interrupted answers again instead of continuing them from their token ids
+    #[arg(long)]
+    pub(crate) no_continue: bool,
+    /// Time between two checkpoints of an answer that is out: so much of it a killed run loses
+    #[arg(long, value_name = "TIME", default_value = "2", value_parser = seconds::parse)]
+    pub(crate) checkpoint_interval: Duration,
+    /// Continue an answer that was cut at its token limit up to N times, each time with the same limit
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) continue_truncated: u32,
 }
 
 /// Which turns are answered.

@@ -8,6 +8,7 @@ mod simulate;
 pub(crate) use bench::BenchArgs;
 pub(crate) use generate::{
     BadText, Connection, DoctorArgs, Duplicates, GenerateArgs, Input, Judging, Limits, SamplingArgs, Turns,
+    UnfinishedArgs,
 };
 
 pub(crate) use simulate::SimulateArgs;

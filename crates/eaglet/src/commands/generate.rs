@@ -5,6 +5,8 @@ use crate::cli::GenerateArgs;
 use crate::log::{RunLog, Watcher};
 use crate::signals::Signals;
 use crate::{Exit, environment, render};
+use eaglet_core::ids::PromptKey;
+use eaglet_core::inflight::{InflightLog, InflightSettings};
 use eaglet_core::journal::Journal;
 use eaglet_core::lock::RunLock;
 use eaglet_core::outcome::{FailedAs, Failure};
@@ -17,8 +19,9 @@ use eaglet_core::{Error, Result, scan};
 use eaglet_data::{DatasetSpec, Plan};
 use eaglet_generate::client::Client;
 use eaglet_generate::preflight::{self, Finding, Level};
-use eaglet_generate::run::{self, GenerateSettings, RunEnd, RunParts, Stop};
+use eaglet_generate::run::{self, GenerateSettings, Inflight, Interrupted, RunEnd, RunParts, Stop};
 use eaglet_generate::server_info::{self, ServerInfo};
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -84,7 +87,7 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    async fn run(self, client: Client, log: &mut RunLog) -> Result<RunEnd> {
+    async fn run(mut self, client: Client, log: &mut RunLog) -> Result<RunEnd> {
         let args = self.args;
         if let Some(timeout) = args.limits.timeout {
             log.say(&format!("--timeout {}: taken as the longest silence between two tokens; an answer whose tokens flow has no limit", timeout.as_secs_f64()));
@@ -92,6 +95,7 @@ impl Session<'_> {
         let server =
             server_info::server_info(&client, args.connection.model.as_deref(), args.connection.model_path.as_deref())
                 .await?;
+        prepared::resolve_markers(&mut self.settings, &client, &server).await?;
         let storage: Arc<dyn Storage> = Arc::new(RealStorage);
         let (responses, failures) = open_journals(&storage, self.run_dir, log)?;
         let index = read_index(self.run_dir)?;
@@ -107,10 +111,11 @@ impl Session<'_> {
             &mut |_| {},
         )?;
         tell_plan(&plan, log);
-        let mut run_file = self.run_file(&storage, &server, &plan, &counts, log)?;
+        let (mut run_file, same) = self.run_file(&storage, &server, &plan, &counts, log)?;
         let template = prepared::template(&self.settings, &server)?;
         self.preflight(&client, &server, &plan, &template, counts.ended() == 0, log).await?;
         let row_failures = row_failures(&plan, &index);
+        let inflight = self.inflight(&storage, &plan, same, log);
         let parts = RunParts {
             settings: self.settings,
             done_before: counts.done,
@@ -121,6 +126,7 @@ impl Session<'_> {
             template,
             responses,
             failures,
+            inflight,
             row_failures,
             jitter_seed: u64::from(std::process::id()) ^ jiff::Timestamp::now().as_nanosecond() as u64,
             plan,
@@ -150,7 +156,7 @@ impl Session<'_> {
         plan: &Plan,
         counts: &Counts,
         log: &RunLog,
-    ) -> Result<RunFile> {
+    ) -> Result<(RunFile, Settings)> {
         let path = self.run_dir.run_file();
         let fingerprint = self.settings.fingerprint(server, plan);
         let provenance = Provenance { server: server.owned_by.clone(), ..Provenance::here(prepared::masked_command()) };
@@ -161,6 +167,7 @@ impl Session<'_> {
             failed: counts.failed,
             sessions: 1,
         };
+        let mut settings = Settings::Other;
         let run_file = match RunFile::read(&**storage, &path)? {
             None => RunFile {
                 format_version: RUN_FORMAT_VERSION,
@@ -179,13 +186,33 @@ impl Session<'_> {
                     }
                     changed.iter().for_each(|line| log.say(&format!("changed, as allowed: {line}")));
                     before.config_changes.push(ConfigChange { at: now(), differences: changed });
+                } else {
+                    settings = Settings::Same;
                 }
                 let sessions = before.generate.sessions + 1;
                 RunFile { fingerprint, provenance, generate: GenerateStage { sessions, ..stage }, ..before }
             }
         };
         run_file.write(&**storage, &path)?;
-        Ok(run_file)
+        Ok((run_file, settings))
+    }
+
+    /// What earlier sessions left of unfinished answers. Those of other settings are of another run, and are forgotten.
+    fn inflight(&self, storage: &Arc<dyn Storage>, plan: &Plan, same: Settings, log: &RunLog) -> Option<Inflight> {
+        if self.settings.continuation.interrupted == Interrupted::StartAgain {
+            return None;
+        }
+        let left: HashSet<PromptKey> =
+            plan.entries().iter().filter(|entry| !entry.done()).map(|entry| entry.key()).collect();
+        let is_left = |key| same == Settings::Same && left.contains(&key);
+        let (file, settings) = (self.run_dir.inflight(), InflightSettings::default());
+        let (writer, saved) = InflightLog::open(Arc::clone(storage), &file, settings, is_left);
+        if !saved.is_empty() {
+            let begun = saved.values().filter_map(|saved| saved.unfinished.as_ref());
+            let tokens: usize = begun.map(|unfinished| unfinished.token_ids.len()).sum();
+            log.say(&format!("going on with {} unfinished answers, {tokens} tokens of them are there", saved.len()));
+        }
+        Some(Inflight { log: writer, saved })
     }
 
     async fn preflight(
@@ -216,6 +243,14 @@ impl Session<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether the run in the directory was begun with the settings of now.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Settings {
+    Same,
+    /// Changed, new, or nobody knows.
+    Other,
 }
 
 /// The first finding with which the run would fail, as an error.

@@ -1,6 +1,6 @@
 //! From arguments to validated settings. Parsing acts on nothing.
 
-use crate::cli::{self, Connection, GenerateArgs, Input, Judging, Limits, SamplingArgs};
+use crate::cli::{self, Connection, GenerateArgs, Input, Judging, Limits, SamplingArgs, UnfinishedArgs};
 use crate::environment;
 use eaglet_core::commit::CommitSettings;
 use eaglet_core::prompt::Role;
@@ -13,8 +13,8 @@ use eaglet_generate::client::endpoint::Endpoint;
 use eaglet_generate::client::request::{RequestTemplate, TokenIds};
 use eaglet_generate::client::{Client, Mode, Timeouts};
 use eaglet_generate::retry::RetryPolicy;
-use eaglet_generate::run::GenerateSettings;
-use eaglet_generate::server_info::ServerInfo;
+use eaglet_generate::run::{ContinuationSettings, GenerateSettings, Interrupted};
+use eaglet_generate::server_info::{self, ServerInfo};
 use serde_json::{Map, Value};
 use std::rc::Rc;
 
@@ -67,7 +67,42 @@ pub(super) fn generate_settings(args: &GenerateArgs) -> Result<GenerateSettings>
     settings.answers = answer_policy(&args.judging)?;
     settings.commit = CommitSettings { interval: args.sync_interval, ..CommitSettings::default() };
     settings.drain_deadline = args.drain_deadline;
+    settings.continuation = continuation(&args.unfinished, &settings)?;
     Ok(settings)
+}
+
+fn continuation(args: &UnfinishedArgs, settings: &GenerateSettings) -> Result<ContinuationSettings> {
+    if args.continue_truncated > 0 && (settings.mode == Mode::Whole || settings.token_ids == TokenIds::DoNotAsk) {
+        return Err(Error::usage("--continue-truncated needs streamed answers with token ids")
+            .hint("leave out --no-stream and --no-token-ids"));
+    }
+    Ok(ContinuationSettings {
+        interrupted: if args.no_continue { Interrupted::StartAgain } else { Interrupted::Continue },
+        truncated_rounds: args.continue_truncated,
+        checkpoint_interval: args.checkpoint_interval,
+    })
+}
+
+/// Replaces reasoning markers that were given as token ids by their texts, which the server knows.
+pub(super) async fn resolve_markers(
+    settings: &mut GenerateSettings,
+    client: &Client,
+    server: &ServerInfo,
+) -> Result<()> {
+    let Some((open, close)) = settings.answers.reasoning_markers.clone() else { return Ok(()) };
+    let mut texts = Vec::new();
+    for marker in [open, close] {
+        texts.push(match marker.parse::<u32>() {
+            Err(_) => marker,
+            Ok(id) => server_info::text_of_token(client, &server.model, id).await.ok_or_else(|| {
+                Error::server(format!("{} does not say which text token {id} is", client.endpoint().label()))
+                    .hint("give the markers as text, e.g. --reasoning-markers '<think>,</think>'")
+            })?,
+        });
+    }
+    let [open, close] = <[String; 2]>::try_from(texts).map_err(|_| Error::bug("two markers became another number"))?;
+    settings.answers.reasoning_markers = Some((open, close));
+    Ok(())
 }
 
 /// Settings that `generate` and `doctor` share.

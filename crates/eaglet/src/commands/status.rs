@@ -110,6 +110,16 @@ fn live_lines(progress: &Value, out: &mut String) {
         whole("tokens_per_s"),
         whole("tokens_per_s_overall")
     );
+    let continued =
+        |name: &str| progress.get("continued").and_then(|c| c.get(name)).and_then(Value::as_u64).unwrap_or(0);
+    if continued("tokens_kept") > 0 {
+        let _ = writeln!(
+            out,
+            "continued   {} answers, {} tokens kept",
+            count(continued("answers")),
+            count(continued("tokens_kept"))
+        );
+    }
     let basis = progress.get("eta_basis").and_then(Value::as_str).unwrap_or_default();
     let _ = writeln!(out, "ETA         {} ({basis})", number("eta_s").map_or("-".to_owned(), time));
     let server = progress.get("server");

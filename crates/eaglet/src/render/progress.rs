@@ -53,7 +53,7 @@ pub(crate) fn line(s: &Snapshot, width: usize) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use eaglet_core::progress::ServerGauges;
+    use eaglet_core::progress::{Continued, ServerGauges};
     use eaglet_core::stats::{LossTable, percentiles};
 
     pub(crate) fn snapshot() -> Snapshot {
@@ -95,6 +95,7 @@ pub(crate) mod tests {
                 ..ServerGauges::default()
             },
             losses,
+            continued: Continued { answers: 7, tokens_kept: 9120, tokens_lost: 31, started_again: 1 },
         }
     }
 

@@ -35,6 +35,18 @@ pub(crate) fn text(s: &Snapshot) -> String {
     session(s.by_finish_reason.clone().into_iter().collect(), "finish", &mut out);
     session(s.failed_by_cause.clone().into_iter().collect(), "failures", &mut out);
     session(owned(&s.retries_by_cause), "retries", &mut out);
+    let c = &s.continued;
+    if c.answers + c.tokens_kept + c.started_again > 0 {
+        let again =
+            if c.started_again > 0 { format!(", {} started again", count(c.started_again)) } else { String::new() };
+        let _ = writeln!(
+            out,
+            "continued   {} answers, {} tokens kept, {} lost{again}",
+            count(c.answers),
+            count(c.tokens_kept),
+            count(c.tokens_lost)
+        );
+    }
     if let Some(p) = &s.completion_tokens {
         let _ = writeln!(
             out,
@@ -98,6 +110,7 @@ mod tests {
         finish      length 100, stop 4,100
         failures    context_too_long 3
         retries     overloaded 11, reset 4
+        continued   7 answers, 9,120 tokens kept, 31 lost, 1 started again
         tokens      mean 2567, p50 800, p90 8192, p95 8192, p99 8192, max 8192 per answer
         throughput  1,490 tok/s over 1 h 02 m, of it usable 1,488 tok/s
         lost by prompt length
