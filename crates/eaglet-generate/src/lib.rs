@@ -5,7 +5,9 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod balancer;
 pub mod client;
+pub mod limiter;
 pub mod metrics;
 pub mod monitor;
 pub mod preflight;
