@@ -15,6 +15,12 @@ const OUT_FIRST: Duration = Duration::from_secs(5);
 /// Longest time a server is left out before a probe.
 const OUT_MAX: Duration = Duration::from_secs(60);
 
+/// After a refusal (429, 503) the server gets nothing for so long, or for what it asks, up to [`HOLD_OFF_MAX`]: the slot is free at once, and without a
+/// pause the next prompt would be refused in it some milliseconds later.
+const HOLD_OFF: Duration = Duration::from_millis(250);
+/// Longest such pause. The prompt itself waits as long as its `Retry-After` says; the server may take others sooner.
+const HOLD_OFF_MAX: Duration = Duration::from_secs(2);
+
 /// How a server's last requests went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Health {
@@ -36,6 +42,7 @@ pub struct Record {
     health: Health,
     failures: u32,
     times_out: u32,
+    hold_off_until: Duration,
 }
 
 impl Record {
@@ -47,8 +54,20 @@ impl Record {
     /// A request got an answer of any kind: the transport works. True when that brought the server back.
     pub fn worked(&mut self) -> bool {
         let was_out = self.health != Health::Good;
-        *self = Record::default();
+        *self = Record { hold_off_until: self.hold_off_until, ..Record::default() };
         was_out
+    }
+
+    /// The server refused a request for now. When it may get the next one.
+    pub fn refused(&mut self, now: Duration, retry_after: Option<Duration>) -> Duration {
+        self.worked();
+        self.hold_off_until = self.hold_off_until.max(now + retry_after.unwrap_or(HOLD_OFF).clamp(HOLD_OFF, HOLD_OFF_MAX));
+        self.hold_off_until
+    }
+
+    /// When it may get the next request.
+    pub fn hold_off_until(&self) -> Duration {
+        self.hold_off_until
     }
 
     /// A request broke on the way. True when that put the server out.
@@ -94,6 +113,8 @@ pub struct Candidate {
     pub is_up: bool,
     /// How its last requests went.
     pub health: Health,
+    /// It gets nothing before this time.
+    pub hold_off_until: Duration,
 }
 
 /// Index of the server for the next request; `None` when all have what they may have. `avoid`: where the request broke before; it goes there again only
@@ -112,6 +133,7 @@ pub fn choose(servers: &[Candidate], avoid: Option<usize>, now: Duration) -> Opt
     let may_take = |index: usize, c: &Candidate| {
         c.is_up
             && c.in_flight < c.limit
+            && c.hold_off_until <= now
             && (c.health == Health::Good || none_is_usable)
             && (Some(index) != avoid || !others_usable)
     };
@@ -128,7 +150,7 @@ mod tests {
     const NOW: Duration = Duration::from_secs(100);
 
     fn server(limit: usize, in_flight: usize) -> Candidate {
-        Candidate { limit, in_flight, is_up: true, health: Health::Good }
+        Candidate { limit, in_flight, is_up: true, health: Health::Good, hold_off_until: Duration::ZERO }
     }
 
     #[test]
@@ -154,6 +176,16 @@ mod tests {
         record.sent();
         assert!(record.worked());
         assert_eq!(choose(&servers(&record), None, NOW), Some(0));
+    }
+
+    #[test]
+    fn a_server_that_refused_gets_nothing_for_a_moment() {
+        let mut record = Record::default();
+        record.refused(NOW, None);
+        let servers = [Candidate { hold_off_until: record.hold_off_until(), ..server(8, 0) }];
+        assert_eq!(choose(&servers, None, NOW), None);
+        assert_eq!(choose(&servers, None, NOW + HOLD_OFF), Some(0));
+        assert_eq!(record.refused(NOW, Some(Duration::from_secs(600))), NOW + HOLD_OFF_MAX);
     }
 
     #[test]
@@ -191,7 +223,7 @@ mod tests {
             let health = [Health::Good, Health::Probing, Health::Out { until: NOW * 2 }, Health::Out { until: NOW / 2 }];
             let servers: Vec<Candidate> = servers
                 .into_iter()
-                .map(|(limit, in_flight, is_up, h)| Candidate { limit: limit.max(1), in_flight, is_up, health: health[usize::from(h)] })
+                .map(|(limit, in_flight, is_up, h)| Candidate { limit: limit.max(1), in_flight, is_up, health: health[usize::from(h)], hold_off_until: Duration::ZERO })
                 .collect();
             match choose(&servers, avoid, NOW) {
                 Some(index) => prop_assert!(servers[index].is_up && servers[index].in_flight < servers[index].limit),

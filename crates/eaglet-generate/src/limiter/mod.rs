@@ -163,14 +163,24 @@ const SIGNAL_S: f64 = 8.0;
 /// A queue above this share of the limit, and above [`QUEUE_MIN`] requests, is beyond the knee.
 const QUEUE_SHARE: f64 = 0.05;
 const QUEUE_MIN: f64 = 1.0;
-/// Without gauges: requests without a token, as a share of the limit. Higher, since prefill counts in it.
+/// Without gauges: requests that have no token yet, as a share of the limit, while nothing is known about lengths.
 const UNSTARTED_SHARE: f64 = 0.2;
-const UNSTARTED_MIN: f64 = 2.0;
+/// A new request waits for the step that is under way, and then is computed: so many steps without a token are no queue.
+const STEPS_TO_START: f64 = 2.0;
+/// The same where requests without a token stand for the queue: the step that computes the prompt counts too.
+const STEPS_TO_FIRST_TOKEN: f64 = 4.0;
 /// More preemptions for each answer than this are beyond the knee: each costs the computation of everything its sequence had.
 const PREEMPTIONS_PER_ANSWER_MAX: f64 = 0.2;
+/// What the server's own signs say is useful is not exact; up to so much more may be tried.
+const BEYOND_USEFUL: f64 = 1.08;
 /// Back-pressure lowers the limit to this share at most and to [`BACK_PRESSURE_SHARE_MIN`] at least.
 const BACK_PRESSURE_SHARE: f64 = 0.85;
 const BACK_PRESSURE_SHARE_MIN: f64 = 0.5;
+/// Refused replies of all replies, after a decrease: above this share the next one follows, below the other the limit rises.
+const REFUSED_SHARE_MAX: f64 = 0.4;
+const REFUSED_SHARE_CLEAN: f64 = 0.05;
+/// So long after a decrease, in seconds, refusals count although no slot went round.
+const REFUSED_S: f64 = 20.0;
 /// One step of the recovery.
 const RECOVER_FACTOR: f64 = 1.1;
 
@@ -188,10 +198,16 @@ pub struct Limiter {
     cohort_left: f64,
     /// Clean replies since the last step of the recovery.
     clean: f64,
+    /// Refused ones since then.
+    refused: f64,
     recover_to: usize,
+    /// Whether a limit held since the last refusals that lowered it.
+    went_well: bool,
     queue: f64,
     preempted: f64,
     answered: f64,
+    /// Mean tokens of an answer, of late.
+    answer_tokens: Option<f64>,
     since_change_s: f64,
 }
 
@@ -210,10 +226,13 @@ impl Limiter {
             hold_s: HOLD_FIRST_S,
             cohort_left: 0.0,
             clean: 0.0,
+            refused: 0.0,
             recover_to: 0,
+            went_well: false,
             queue: 0.0,
             preempted: 0.0,
             answered: 0.0,
+            answer_tokens: None,
             since_change_s: 0.0,
         }
     }
@@ -243,12 +262,11 @@ impl Limiter {
         self.ceiling.pass(self.now_s);
         self.take_signals(window);
         let replies = (window.completions + window.back_pressure) as f64;
-        if window.back_pressure > 0 {
-            let change = self.back_pressure(window);
-            self.cohort_left = (self.cohort_left - if change.is_some() { 0.0 } else { replies }).max(0.0);
-            return change;
-        }
+        let is_new_cohort = self.cohort_left <= 0.0;
         self.cohort_left = (self.cohort_left - replies).max(0.0);
+        if window.back_pressure > 0 && is_new_cohort && !matches!(self.phase, Phase::Recover) {
+            return self.back_pressure(window);
+        }
         if let Some(change) = self.beyond_the_knee(window) {
             return Some(change);
         }
@@ -344,14 +362,25 @@ impl Limiter {
         let keep = (-(window.completions as f64) / (self.limit as f64).max(4.0)).exp();
         self.preempted = self.preempted * keep + window.gauges.preemptions.unwrap_or(0.0).max(0.0);
         self.answered = self.answered * keep + window.completions as f64;
+        if window.completions > 0 {
+            let mean = window.completed_tokens as f64 / window.completions as f64;
+            let old = self.answer_tokens.unwrap_or(mean);
+            self.answer_tokens = Some(old + (mean - old) * (1.0 - keep).max(0.02));
+        }
     }
 
     /// Requests that wait, and how many are no reason to worry.
     fn waiting(&self, window: &Window) -> (Option<f64>, f64) {
         let limit = self.limit as f64;
+        // Requests that begin in one step of the server: those out over the tokens of each.
+        let begin_in_a_step = self.answer_tokens.map(|tokens| window.mean_in_flight / tokens.max(1.0));
+        let few = (limit * QUEUE_SHARE).max(QUEUE_MIN);
         match (window.gauges.waiting, window.mean_unstarted) {
-            (Some(waiting), _) => (Some(waiting), (limit * QUEUE_SHARE).max(QUEUE_MIN)),
-            (None, unstarted) => (unstarted, (limit * UNSTARTED_SHARE).max(UNSTARTED_MIN)),
+            (Some(waiting), _) => (Some(waiting), few + STEPS_TO_START * begin_in_a_step.unwrap_or(0.0)),
+            (None, unstarted) => {
+                let more = begin_in_a_step.map_or(limit * UNSTARTED_SHARE, |begin| STEPS_TO_FIRST_TOKEN * begin);
+                (unstarted, few + more)
+            }
         }
     }
 
@@ -383,42 +412,56 @@ impl Limiter {
         if to.round() as usize >= self.limit {
             return None;
         }
-        self.ceiling.hit(self.limit, self.now_s);
+        self.ceiling.hit(((to * BEYOND_USEFUL) as usize + 1).min(self.limit), self.now_s);
         self.cohort_left = self.limit as f64 - to;
         (self.queue, self.preempted, self.answered) = (0.0, 0.0, 0.0);
         self.phase = Phase::Search(Box::new(Search::first()));
         self.set(to, reason)
     }
 
+    /// One decrease for all refusals among the requests that are out now.
     fn back_pressure(&mut self, window: &Window) -> Option<Change> {
-        self.clean = 0.0;
-        self.trial = Trial::default();
-        if self.cohort_left > 0.0 {
-            return None;
-        }
         let limit = self.limit as f64;
         let proven = self.ceiling.proven().filter(|proven| *proven < self.limit && *proven as f64 >= limit * 0.5);
+        let taken = window.mean_in_flight - window.refused_time.as_secs_f64() / window.seconds();
         let to = match proven {
             Some(proven) => proven as f64,
-            // What a gateway refuses comes back at once, so the mean of the requests out is about what it takes.
-            None => window.mean_in_flight.clamp(limit * BACK_PRESSURE_SHARE_MIN, limit * BACK_PRESSURE_SHARE).floor(),
+            None => taken.clamp(limit * BACK_PRESSURE_SHARE_MIN, limit * BACK_PRESSURE_SHARE),
         };
         self.cohort_left = limit.max(window.mean_in_flight);
-        let is_first = !matches!(self.phase, Phase::Recover) && self.ceiling.limit().is_none();
-        self.ceiling.hit(self.limit, self.now_s);
-        self.recover_to = if is_first { self.limit } else { self.ceiling.limit().unwrap_or(self.limit) };
+        // Cuts that follow each other before anything went well belong to one accident, whose ceiling is where it began.
+        if self.went_well || !matches!(self.phase, Phase::Recover) {
+            let is_first = self.ceiling.limit().is_none();
+            self.ceiling.hit(self.limit, self.now_s);
+            self.recover_to = if is_first { self.limit } else { self.highest() };
+        }
+        self.went_well = false;
+        (self.clean, self.refused) = (0.0, 0.0);
         self.phase = Phase::Recover;
         self.set(to, Reason::BackPressure { replies: window.back_pressure })
     }
 
+    /// After a decrease: up while replies are clean, down again while many are refused, and in between it stays. A few refusals are how a gateway that
+    /// counts requests per minute paces its clients; they cost nothing, and fewer requests out would not avoid them.
     fn recover(&mut self, window: &Window) -> Option<Change> {
         self.clean += window.completions as f64;
-        // A quarter of the slots went round without a refusal.
-        if self.clean < (self.limit as f64 / 4.0).max(2.0) {
+        self.refused += window.back_pressure as f64;
+        let share = self.refused / (self.clean + self.refused).max(1.0);
+        // A quarter of the slots went round, or refusals kept them from it.
+        let went_round = self.clean >= (self.limit as f64 / 4.0).max(2.0);
+        let is_over = self.refused >= 3.0 && share > REFUSED_SHARE_MAX;
+        if is_over && self.cohort_left <= 0.0 && (went_round || self.since_change_s >= REFUSED_S) {
+            return self.back_pressure(window);
+        }
+        if !went_round {
             return None;
         }
-        self.clean = 0.0;
+        (self.clean, self.refused) = (0.0, 0.0);
+        if share > REFUSED_SHARE_CLEAN {
+            return None;
+        }
         self.ceiling.held(self.limit);
+        self.went_well = true;
         if self.limit >= self.recover_to {
             self.phase = Phase::Search(Box::new(Search::first()));
             return None;

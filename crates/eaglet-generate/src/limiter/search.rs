@@ -4,7 +4,7 @@ use super::Reason;
 use super::trial::Measured;
 
 /// The steps, as factors: the first finds a knee that the climb passed or did not reach, the last places it.
-const FACTORS: [f64; 2] = [1.5, 1.22];
+const FACTORS: [f64; 2] = [1.35, 1.2];
 /// A larger limit is worth it from this elasticity on: at a knee of the usual form, rate = n / (a + b n), 2 % of the rate are left there.
 const UP_ELASTICITY_MIN: f64 = 0.02;
 /// A smaller limit is taken when it costs less than this elasticity.

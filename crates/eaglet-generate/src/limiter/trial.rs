@@ -87,7 +87,11 @@ impl Trial {
         }
         if !self.settled {
             self.since_reached_s += seconds;
+            self.replies += window.completions;
             self.settled = self.is_settled(window, limit, source);
+            if self.settled {
+                self.replies = 0;
+            }
             return None;
         }
         self.add(window);
@@ -108,8 +112,8 @@ impl Trial {
         let has_started = unstarted <= (limit as f64 * 0.1).max(1.0) || self.since_reached_s >= UNSTARTED_WAIT_MAX_S;
         let flows = match source {
             RateSource::Stream => window.tokens > 0,
-            // A reply that ends now may have begun under the old limit; one turn of all slots is waited for by the number of replies.
-            RateSource::Replies => true,
+            // A reply that ends now may have begun under the old limit: one turn of all slots is waited for.
+            RateSource::Replies => window.tokens > 0 || self.replies >= limit as u64,
         };
         has_started && flows
     }

@@ -32,6 +32,8 @@ pub struct Window {
     pub completed_time: Duration,
     /// Replies that ask for less: 429, 503, overload.
     pub back_pressure: u64,
+    /// Time from request to refusal, summed over these replies.
+    pub refused_time: Duration,
     /// The server's gauges, where it has any.
     pub gauges: Gauges,
 }
