@@ -1,0 +1,8 @@
+//! What answers requests: a vLLM-shaped HTTP face, and behind it a simulated engine to rehearse against without a GPU.
+//!
+//! Nothing here prints, exits or reads the environment; the clock is tokio's, so tests may stop it.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod random;
+pub mod simulate;
