@@ -12,6 +12,7 @@ const SAME_SHARE: f64 = 0.25;
 pub(super) struct Ceiling {
     refused: Option<usize>,
     until_s: f64,
+    stands: bool,
     lasts_s: f64,
     proven: Option<usize>,
 }
@@ -23,6 +24,7 @@ impl Ceiling {
         self.lasts_s = if is_same { (self.lasts_s * 2.0).clamp(FIRST_S, MAX_S) } else { FIRST_S };
         self.refused = Some(limit);
         self.until_s = now_s + self.lasts_s;
+        self.stands = true;
         self.proven = self.proven.filter(|proven| *proven < limit);
     }
 
@@ -32,9 +34,7 @@ impl Ceiling {
         if self.refused.is_some() && now_s > self.until_s + 2.0 * self.lasts_s {
             *self = Ceiling::default();
         }
-        if now_s > self.until_s {
-            self.until_s = self.until_s.min(now_s);
-        }
+        self.stands = self.refused.is_some() && now_s <= self.until_s;
     }
 
     /// A limit that went well.
@@ -49,7 +49,7 @@ impl Ceiling {
 
     /// The highest limit to be tried while the ceiling stands.
     pub(super) fn limit(&self) -> Option<usize> {
-        let refused = self.refused?;
+        let refused = self.refused.filter(|_| self.stands)?;
         Some(refused - (refused / 50).max(1).min(refused.saturating_sub(1)))
     }
 }

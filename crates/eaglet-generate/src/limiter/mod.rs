@@ -179,6 +179,8 @@ const BACK_PRESSURE_SHARE_MIN: f64 = 0.5;
 /// Refused replies of all replies, after a decrease: above this share the next one follows, below the other the limit rises.
 const REFUSED_SHARE_MAX: f64 = 0.4;
 const REFUSED_SHARE_CLEAN: f64 = 0.05;
+/// Fewer replies than this say nothing about shares.
+const REPLIES_TO_JUDGE: f64 = 16.0;
 /// So long after a decrease, in seconds, refusals count although no slot went round.
 const REFUSED_S: f64 = 20.0;
 /// One step of the recovery.
@@ -449,17 +451,20 @@ impl Limiter {
         let share = self.refused / (self.clean + self.refused).max(1.0);
         // A quarter of the slots went round, or refusals kept them from it.
         let went_round = self.clean >= (self.limit as f64 / 4.0).max(2.0);
-        let is_over = self.refused >= 3.0 && share > REFUSED_SHARE_MAX;
+        let is_over = self.clean + self.refused >= REPLIES_TO_JUDGE && share > REFUSED_SHARE_MAX;
         if is_over && self.cohort_left <= 0.0 && (went_round || self.since_change_s >= REFUSED_S) {
             return self.back_pressure(window);
         }
         if !went_round {
             return None;
         }
-        (self.clean, self.refused) = (0.0, 0.0);
         if share > REFUSED_SHARE_CLEAN {
+            if self.clean + self.refused >= REPLIES_TO_JUDGE {
+                (self.clean, self.refused) = (0.0, 0.0);
+            }
             return None;
         }
+        (self.clean, self.refused) = (0.0, 0.0);
         self.ceiling.held(self.limit);
         self.went_well = true;
         if self.limit >= self.recover_to {
