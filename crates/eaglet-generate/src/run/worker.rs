@@ -3,6 +3,8 @@
 use super::books::{End, Submitted};
 use super::breaker::Ending;
 use super::token_limit::TokenLimit;
+use super::server::Server;
+use super::servers::Lease;
 use super::{Run, Stop};
 use crate::client::AttemptFailure;
 use crate::retry::{self, Next, RetryAccount};
@@ -14,7 +16,6 @@ use eaglet_core::provenance::now;
 use eaglet_core::response::{Answer, RECORD_VERSION, Response, Status};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use tokio::sync::OwnedSemaphorePermit;
 
 /// So many attempts are told in a failure record; the first ones go.
 const ATTEMPTS_TOLD_MAX: usize = 20;
@@ -62,14 +63,18 @@ struct Attempting<'a> {
     run: &'a Run,
     prompt: &'a Prompt,
     placed: Placed<'a>,
-    permit: Option<OwnedSemaphorePermit>,
+    permit: Option<Lease>,
+    /// The server on which the last attempt broke: another one is preferred.
+    avoid: Option<u64>,
+    /// The server that answered.
+    endpoint: String,
     account: RetryAccount,
     told: Vec<FailedAttempt>,
     attempts: u32,
 }
 
 /// Answers one prompt, or books why not.
-pub(super) async fn answer_prompt(run: Rc<Run>, index: usize, permit: OwnedSemaphorePermit) {
+pub(super) async fn answer_prompt(run: Rc<Run>, index: usize, permit: Lease) {
     let prompt = match run.plan.prompt(index) {
         Ok(prompt) => prompt,
         Err(error) => return run.fail(error),
@@ -80,6 +85,8 @@ pub(super) async fn answer_prompt(run: Rc<Run>, index: usize, permit: OwnedSemap
         prompt: &prompt,
         placed,
         permit: Some(permit),
+        avoid: None,
+        endpoint: String::new(),
         account: RetryAccount::default(),
         told: vec![],
         attempts: 0,
@@ -103,8 +110,12 @@ pub(super) async fn answer_prompt(run: Rc<Run>, index: usize, permit: OwnedSemap
 impl Attempting<'_> {
     async fn until_answered(&mut self, conversation: &Conversation) -> Attempts {
         let run = self.run;
+        if !self.take_slot().await {
+            return Attempts::Left;
+        }
+        let Some(client) = self.permit.as_ref().map(|lease| &lease.server().client) else { return Attempts::Left };
         let limit =
-            run.limiter.limit(&run.client, &run.server, conversation.messages(), self.prompt.tools.as_deref()).await;
+            run.limiter.limit(client, &run.server, conversation.messages(), self.prompt.tools.as_deref()).await;
         let limit = match limit {
             TokenLimit::Send(limit) => limit,
             TokenLimit::PromptTooLong(tokens) => {
@@ -119,24 +130,31 @@ impl Attempting<'_> {
             if !self.take_slot().await {
                 return Attempts::Left;
             }
+            let Some(lease) = &self.permit else { return Attempts::Left };
+            let server = Rc::clone(lease.server());
             self.placed.step(Place::InFlight);
             self.attempts += 1;
             let began = Instant::now();
-            let chat = run.client.chat(
+            let chat = server.client.chat(
                 body.clone(),
                 run.settings.mode,
                 &run.settings.answers,
-                &run.monitor.state,
-                &run.in_flight,
+                &server.monitor.state,
+                &server.in_flight,
             );
-            match chat.await {
-                Ok((answer, status)) => return Attempts::Answered(Box::new(answer), status),
+            let chatted = chat.await;
+            lease.heard(chatted.as_ref().map(|(answer, _)| answer), began.elapsed());
+            match chatted {
+                Ok((answer, status)) => {
+                    self.endpoint = server.label();
+                    return Attempts::Answered(Box::new(answer), status);
+                }
                 Err(failure) => {
                     // The slot is free while the prompt waits.
                     self.permit = None;
                     self.placed.step(Place::Waiting);
                     run.changed.notify_waiters();
-                    if let Some(end) = self.after_failure(failure, began).await {
+                    if let Some(end) = self.after_failure(failure, began, &server).await {
                         return end;
                     }
                 }
@@ -150,28 +168,30 @@ impl Attempting<'_> {
             if self.run.stop() != Stop::No {
                 return false;
             }
-            if self.permit.is_some() && !self.run.monitor.state.is_down() {
+            if self.permit.as_ref().is_some_and(|lease| lease.server().is_up()) {
                 return true;
             }
             self.permit = None;
-            let ready = async {
-                self.run.monitor.state.wait_until_up().await;
-                self.run.slots.clone().acquire_owned().await.ok()
-            };
             tokio::select! {
-                permit = ready => self.permit = permit,
+                lease = self.run.servers.lease(self.avoid) => self.permit = Some(lease),
                 () = self.run.stopping() => return false,
             }
         }
     }
 
     /// Waits as the retry table says; `Some` when the prompt ends here.
-    async fn after_failure(&mut self, mut failure: AttemptFailure, began: Instant) -> Option<Attempts> {
+    async fn after_failure(
+        &mut self,
+        mut failure: AttemptFailure,
+        began: Instant,
+        server: &Server,
+    ) -> Option<Attempts> {
         let run = self.run;
-        if retry::may_mean_server_down(failure.cause) && !run.monitor.is_up(&run.client).await {
+        if retry::may_mean_server_down(failure.cause) && !server.monitor.is_up(&server.client).await {
             failure.detail = format!("{} ({})", failure.detail, failure.cause.label());
             failure.cause = Cause::ServerDown;
         }
+        self.avoid = retry::is_the_servers(failure.cause).then_some(server.id);
         self.tell(&failure, began.elapsed());
         let next = run.settings.retry.next(
             &mut self.account,
@@ -188,7 +208,7 @@ impl Attempting<'_> {
         let until_next = async {
             match next {
                 Next::After(wait) => tokio::time::sleep(wait).await,
-                _ => run.monitor.state.wait_until_up().await,
+                _ => run.servers.wait_until_one_is_up().await,
             }
         };
         tokio::select! {
@@ -233,7 +253,7 @@ impl Attempting<'_> {
             row: prompt.row,
             source: prompt.source.clone(),
             model: run.server.model.clone(),
-            endpoint: run.client.endpoint().label(),
+            endpoint: self.endpoint,
             finished_at: now(),
             attempts: self.attempts,
             sampling: run.settings.sampling.clone(),
