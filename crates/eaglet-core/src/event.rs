@@ -122,7 +122,9 @@ impl Event {
                 format!("requests to {endpoint} break one after another ({reason}); it is left out for a while")
             }
             Event::ServerReadmitted { endpoint } => format!("{endpoint} answers again"),
-            Event::LimitChanged { endpoint, from, to, reason } => format!("limit {from} -> {to} at {endpoint}: {reason}"),
+            Event::LimitChanged { endpoint, from, to, reason } => {
+                format!("limit {from} -> {to} at {endpoint}: {reason}")
+            }
             Event::DiskBlocked { reason } => format!("paused: {reason}; going on when the disk takes it"),
             Event::DiskUnblocked => "going on: the disk takes records again".to_owned(),
             Event::Draining { reason } => format!("{reason}: finishing the requests that are out, sending no new ones"),

@@ -15,11 +15,15 @@ const OUT_FIRST: Duration = Duration::from_secs(5);
 /// Longest time a server is left out before a probe.
 const OUT_MAX: Duration = Duration::from_secs(60);
 
-/// After a refusal (429, 503) the server gets nothing for so long, or for what it asks, up to [`HOLD_OFF_MAX`]: the slot is free at once, and without a
-/// pause the next prompt would be refused in it some milliseconds later.
+/// After a refusal (429, 503) the server gets nothing for so long, or for what it asks: the slot is free at once, and without a pause the next prompt
+/// would be refused in it some milliseconds later. Doubles while refusals go on.
 const HOLD_OFF: Duration = Duration::from_millis(250);
 /// Longest such pause. The prompt itself waits as long as its `Retry-After` says; the server may take others sooner.
 const HOLD_OFF_MAX: Duration = Duration::from_secs(2);
+/// For some time after a refusal requests go out one by one, so far apart that each could be refused before the next.
+const TRICKLE: Duration = Duration::from_millis(50);
+/// Refusals further apart than this are not one after another.
+const HOLD_OFF_FORGOTTEN: Duration = Duration::from_secs(5);
 
 /// How a server's last requests went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,7 +46,9 @@ pub struct Record {
     health: Health,
     failures: u32,
     times_out: u32,
+    hold_off: Duration,
     hold_off_until: Duration,
+    refused_at: Duration,
 }
 
 impl Record {
@@ -54,14 +60,22 @@ impl Record {
     /// A request got an answer of any kind: the transport works. True when that brought the server back.
     pub fn worked(&mut self) -> bool {
         let was_out = self.health != Health::Good;
-        *self = Record { hold_off_until: self.hold_off_until, ..Record::default() };
+        let Record { hold_off, hold_off_until, refused_at, .. } = *self;
+        *self = Record { hold_off, hold_off_until, refused_at, ..Record::default() };
         was_out
     }
 
     /// The server refused a request for now. When it may get the next one.
     pub fn refused(&mut self, now: Duration, retry_after: Option<Duration>) -> Duration {
         self.worked();
-        self.hold_off_until = self.hold_off_until.max(now + retry_after.unwrap_or(HOLD_OFF).clamp(HOLD_OFF, HOLD_OFF_MAX));
+        let goes_on = !self.hold_off.is_zero() && now < self.refused_at + HOLD_OFF_FORGOTTEN;
+        // Refusals of requests that were sent together are one.
+        if !goes_on || now >= self.refused_at + self.hold_off {
+            self.hold_off = if goes_on { (self.hold_off * 2).min(HOLD_OFF_MAX) } else { HOLD_OFF };
+            self.refused_at = now;
+        }
+        let pause = retry_after.unwrap_or(self.hold_off).clamp(self.hold_off, HOLD_OFF_MAX);
+        self.hold_off_until = self.hold_off_until.max(now + pause);
         self.hold_off_until
     }
 
@@ -73,7 +87,8 @@ impl Record {
     /// A request broke on the way. True when that put the server out.
     pub fn broke(&mut self, now: Duration) -> bool {
         self.failures += 1;
-        let is_out = self.health == Health::Probing || (self.health == Health::Good && self.failures >= FAILURES_IN_A_ROW_MAX);
+        let is_out =
+            self.health == Health::Probing || (self.health == Health::Good && self.failures >= FAILURES_IN_A_ROW_MAX);
         if is_out {
             let wait = OUT_FIRST.saturating_mul(1 << self.times_out.min(10)).min(OUT_MAX);
             self.times_out += 1;
@@ -82,11 +97,16 @@ impl Record {
         is_out
     }
 
-    /// A request goes to it: where it was out, that is its probe.
-    pub fn sent(&mut self) {
+    /// A request goes to it: where it was out, that is its probe. When it may get the next one, if that is not at once.
+    pub fn sent(&mut self, now: Duration) -> Option<Duration> {
         if matches!(self.health, Health::Out { .. }) {
             self.health = Health::Probing;
         }
+        let refused_of_late = !self.hold_off.is_zero() && now < self.refused_at + HOLD_OFF_FORGOTTEN;
+        refused_of_late.then(|| {
+            self.hold_off_until = self.hold_off_until.max(now + TRICKLE);
+            self.hold_off_until
+        })
     }
 
     /// The probe was given up before it said anything: another may go.
@@ -123,9 +143,9 @@ pub fn choose(servers: &[Candidate], avoid: Option<usize>, now: Duration) -> Opt
     let is_usable = |c: &Candidate| c.is_up && c.health == Health::Good;
     let others_usable = servers.iter().enumerate().any(|(index, c)| Some(index) != avoid && is_usable(c));
     // A probe goes first: it is one request, and what is waited for is a whole server.
-    let probe = servers.iter().position(
-        |c| matches!(c.health, Health::Out { until } if until <= now) && c.is_up && c.in_flight < c.limit.max(1),
-    );
+    let probe = servers.iter().position(|c| {
+        matches!(c.health, Health::Out { until } if until <= now) && c.is_up && c.in_flight < c.limit.max(1)
+    });
     if probe.is_some() && probe != avoid {
         return probe;
     }
@@ -169,11 +189,11 @@ mod tests {
         let servers = |record: &Record| [as_candidate(record), server(8, 5)];
         assert_eq!(choose(&servers(&record), None, NOW), Some(1));
         assert_eq!(choose(&servers(&record), None, NOW + OUT_FIRST), Some(0), "its probe");
-        record.sent();
+        record.sent(NOW);
         assert_eq!(choose(&servers(&record), None, NOW + OUT_FIRST), Some(1), "one probe only");
         assert!(record.broke(NOW + OUT_FIRST));
         assert_eq!(record.health(), Health::Out { until: NOW + OUT_FIRST + 2 * OUT_FIRST });
-        record.sent();
+        record.sent(NOW);
         assert!(record.worked());
         assert_eq!(choose(&servers(&record), None, NOW), Some(0));
     }
@@ -185,7 +205,13 @@ mod tests {
         let servers = [Candidate { hold_off_until: record.hold_off_until(), ..server(8, 0) }];
         assert_eq!(choose(&servers, None, NOW), None);
         assert_eq!(choose(&servers, None, NOW + HOLD_OFF), Some(0));
-        assert_eq!(record.refused(NOW, Some(Duration::from_secs(600))), NOW + HOLD_OFF_MAX);
+        assert_eq!(record.sent(NOW + HOLD_OFF), Some(NOW + HOLD_OFF + TRICKLE), "one by one at first");
+        assert_eq!(record.refused(NOW + HOLD_OFF, None), NOW + 3 * HOLD_OFF, "twice as long");
+        assert_eq!(record.refused(NOW + HOLD_OFF, None), NOW + 3 * HOLD_OFF, "refused together");
+        assert_eq!(record.refused(NOW + HOLD_OFF, Some(Duration::from_secs(600))), NOW + HOLD_OFF + HOLD_OFF_MAX);
+        let later = NOW + HOLD_OFF + HOLD_OFF_FORGOTTEN;
+        assert_eq!(record.sent(later), None, "all is forgotten");
+        assert_eq!(record.refused(later, None), later + HOLD_OFF);
     }
 
     #[test]

@@ -83,8 +83,9 @@ pub fn same_model(run: &ServerInfo, other: &ServerInfo, label: &str) -> Result<(
         Some(root) if *root != info.model => format!("{} ({root})", info.model),
         _ => info.model.clone(),
     };
-    Err(Error::server(format!("{label} serves {}, the run's model is {}", named(other), named(run)))
-        .hint("the answers of two models do not belong in one run: leave this server out, or start it with the same model"))
+    Err(Error::server(format!("{label} serves {}, the run's model is {}", named(other), named(run))).hint(
+        "the answers of two models do not belong in one run: leave this server out, or start it with the same model",
+    ))
 }
 
 /// A connection that cannot be made is the most common first experience; say exactly what was tried.

@@ -7,13 +7,17 @@ mod virtual_time;
 use virtual_time::alternatives::{AimdOnQueue, Gradient, LittlesLaw};
 use virtual_time::{Controller, best_fixed, drive, product, scenario};
 
+#[allow(clippy::print_stderr, reason = "what a run did, for who asks with --success-output immediate")]
 fn check(name: &str) {
     let scenario = scenario::named(name);
     let auto = drive(&scenario, || product(&scenario));
     let (best_limit, best) = best_fixed(&scenario);
     let share = auto.rate / best;
-    let changes: Vec<String> =
-        auto.changes.iter().map(|(at, server, c)| format!("{at:6.0} s  #{server} {} -> {}: {}", c.from, c.to, c.reason)).collect();
+    let changes: Vec<String> = auto
+        .changes
+        .iter()
+        .map(|(at, server, c)| format!("{at:6.0} s  #{server} {} -> {}: {}", c.from, c.to, c.reason))
+        .collect();
     let told = format!(
         "{}\n{:.0} tok/s = {:.1} % of the best fixed limit {best_limit} ({best:.0} tok/s); median limit {}; refused {} of {}\n{}",
         scenario.about,
@@ -24,6 +28,7 @@ fn check(name: &str) {
         auto.answered,
         changes.join("\n")
     );
+    eprintln!("{told}");
     let expect = &scenario.expect;
     assert_eq!(auto.lost, 0, "lost or doubled; {told}");
     assert!(share >= expect.share_of_best, "{told}");

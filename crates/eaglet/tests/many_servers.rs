@@ -68,9 +68,7 @@ fn all_servers_down_pause_the_run() {
     wait_until("both are at work", || one.in_flight() > 0 && two.in_flight() > 0 && place.record_lines() > 4);
     one.stop_resetting();
     two.stop_resetting();
-    wait_until("it says that it waits", || {
-        place.progress().is_some_and(|progress| progress["phase"] == "server_down")
-    });
+    wait_until("it says that it waits", || place.progress().is_some_and(|progress| progress["phase"] == "server_down"));
     let port = two.port();
     drop(two);
     let back = ScriptedServer::start_on(port, paced());
@@ -174,7 +172,9 @@ fn a_burst_of_refusals_lowers_the_limit_and_loses_nothing() {
     assert_eq!(place.ids(), all_ids(300));
     assert!(place.failures().is_empty(), "{:?}", place.failures());
     let events = common::lines(&place.run_file("events.jsonl"));
-    let lowered = events.iter().find(|event| common::text(event.get("reason").unwrap_or(&Value::from(""))).contains("asked for less"));
+    let lowered = events
+        .iter()
+        .find(|event| common::text(event.get("reason").unwrap_or(&Value::from(""))).contains("asked for less"));
     assert!(lowered.is_some_and(|change| change["to"].as_u64() >= Some(8)), "{events:?}");
     assert!(server.max_in_flight() <= 16);
 }

@@ -1,6 +1,7 @@
 //! A limit known to be too high, for a while; and one known to be good. Pure.
 
-/// How long a ceiling stands at first, in seconds; doubles each time it is hit again near the same place.
+/// How long a ceiling stands at first, in seconds; doubles each time it is hit again near the same place
+/// after it was lifted.
 const FIRST_S: f64 = 60.0;
 /// Longest time a ceiling stands, in seconds.
 const MAX_S: f64 = 900.0;
@@ -21,7 +22,12 @@ impl Ceiling {
     /// The server did not want this limit.
     pub(super) fn hit(&mut self, limit: usize, now_s: f64) {
         let is_same = self.refused.is_some_and(|refused| limit.abs_diff(refused) as f64 <= refused as f64 * SAME_SHARE);
-        self.lasts_s = if is_same { (self.lasts_s * 2.0).clamp(FIRST_S, MAX_S) } else { FIRST_S };
+        // A second hit while it stands belongs to the same accident; one after it was lifted says that nothing has changed.
+        self.lasts_s = match (self.stands, is_same) {
+            (true, _) => self.lasts_s,
+            (false, true) => (self.lasts_s * 2.0).clamp(FIRST_S, MAX_S),
+            (false, false) => FIRST_S,
+        };
         self.refused = Some(limit);
         self.until_s = now_s + self.lasts_s;
         self.stands = true;
@@ -45,6 +51,11 @@ impl Ceiling {
     /// The highest limit that went well below the one refused.
     pub(super) fn proven(&self) -> Option<usize> {
         self.proven
+    }
+
+    /// Whether the server refused anything of late.
+    pub(super) fn is_known(&self) -> bool {
+        self.refused.is_some()
     }
 
     /// The highest limit to be tried while the ceiling stands.

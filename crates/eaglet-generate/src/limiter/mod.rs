@@ -147,7 +147,7 @@ struct Drift {
 }
 
 /// A doubling whose elasticity is below this ends the climb.
-const CLIMB_ELASTICITY_MIN: f64 = 0.12;
+const CLIMB_ELASTICITY_MIN: f64 = 0.09;
 /// A doubling that brings less than this, as a share, is taken back.
 const CLIMB_GAIN_MIN: f64 = 0.02;
 /// First time in hold before the next search, in seconds; doubles while nothing changes.
@@ -170,7 +170,9 @@ const STEPS_TO_START: f64 = 2.0;
 /// The same where requests without a token stand for the queue: the step that computes the prompt counts too.
 const STEPS_TO_FIRST_TOKEN: f64 = 4.0;
 /// More preemptions for each answer than this are beyond the knee: each costs the computation of everything its sequence had.
-const PREEMPTIONS_PER_ANSWER_MAX: f64 = 0.2;
+const PREEMPTIONS_PER_ANSWER_MAX: f64 = 0.5;
+/// Fewer answers than this, or an eighth of the limit, say nothing about that.
+const ANSWERS_TO_JUDGE: f64 = 16.0;
 /// What the server's own signs say is useful is not exact; up to so much more may be tried.
 const BEYOND_USEFUL: f64 = 1.08;
 /// Back-pressure lowers the limit to this share at most and to [`BACK_PRESSURE_SHARE_MIN`] at least.
@@ -267,7 +269,13 @@ impl Limiter {
         let is_new_cohort = self.cohort_left <= 0.0;
         self.cohort_left = (self.cohort_left - replies).max(0.0);
         if window.back_pressure > 0 && is_new_cohort && !matches!(self.phase, Phase::Recover) {
-            return self.back_pressure(window);
+            if !self.ceiling.is_known() {
+                return self.back_pressure(window);
+            }
+            // It was so not long ago: whether these are few or many is seen before anything is done.
+            (self.clean, self.refused, self.went_well) = (0.0, 0.0, true);
+            self.recover_to = self.limit;
+            self.phase = Phase::Recover;
         }
         if let Some(change) = self.beyond_the_knee(window) {
             return Some(change);
@@ -326,16 +334,17 @@ impl Limiter {
             return self.set(self.limit as f64 * 2.0, Reason::Climbing { rate: now.rate });
         }
         self.phase = Phase::Search(Box::new(Search::first()));
-        let Some(before) = before.filter(|_| elasticity < CLIMB_ELASTICITY_MIN) else {
-            return None;
-        };
+        let before = before.filter(|_| elasticity < CLIMB_ELASTICITY_MIN)?;
         let back_to = if gain < CLIMB_GAIN_MIN { before.in_flight } else { (before.in_flight * now.in_flight).sqrt() };
         self.set(back_to, Reason::KneePassed { gain })
     }
 
     fn hold(&mut self, reference: Measured) {
-        self.phase =
-            Phase::Hold { reference, until_s: self.now_s + self.hold_s, drift: Drift { rate: reference.rate, seconds: 0.0 } };
+        self.phase = Phase::Hold {
+            reference,
+            until_s: self.now_s + self.hold_s,
+            drift: Drift { rate: reference.rate, seconds: 0.0 },
+        };
         self.hold_s = (self.hold_s * 2.0).min(HOLD_MAX_S);
     }
 
@@ -402,9 +411,11 @@ impl Limiter {
             return self.lower(useful.max(full * 0.5) + 1.0, Reason::Queue { waiting });
         }
         let per_answer = self.preempted / self.answered.max(1.0);
-        if self.preempted >= 3.0 && per_answer > PREEMPTIONS_PER_ANSWER_MAX {
+        let enough = self.answered >= ANSWERS_TO_JUDGE.max(self.limit as f64 / 8.0);
+        if enough && per_answer > PREEMPTIONS_PER_ANSWER_MAX {
             let running = window.gauges.running.unwrap_or(full);
-            return self.lower((self.limit as f64 * 0.9).min(running.max(full * 0.7)), Reason::Preemptions { per_answer });
+            return self
+                .lower((self.limit as f64 * 0.9).min(running.max(full * 0.7)), Reason::Preemptions { per_answer });
         }
         None
     }
@@ -433,7 +444,7 @@ impl Limiter {
         self.cohort_left = limit.max(window.mean_in_flight);
         // Cuts that follow each other before anything went well belong to one accident, whose ceiling is where it began.
         if self.went_well || !matches!(self.phase, Phase::Recover) {
-            let is_first = self.ceiling.limit().is_none();
+            let is_first = !self.ceiling.is_known();
             self.ceiling.hit(self.limit, self.now_s);
             self.recover_to = if is_first { self.limit } else { self.highest() };
         }

@@ -1,14 +1,16 @@
 //! Tries limits on both sides of the present one, in paired trials, with steps that become smaller. Pure.
 
 use super::Reason;
-use super::trial::Measured;
+use super::trial::{Measured, elasticity_error};
 
 /// The steps, as factors: the first finds a knee that the climb passed or did not reach, the last places it.
 const FACTORS: [f64; 2] = [1.35, 1.2];
 /// A larger limit is worth it from this elasticity on: at a knee of the usual form, rate = n / (a + b n), 2 % of the rate are left there.
 const UP_ELASTICITY_MIN: f64 = 0.02;
-/// A smaller limit is taken when it costs less than this elasticity.
-const DOWN_ELASTICITY_MAX: f64 = 0.008;
+/// A smaller limit is taken when it costs less than this elasticity, with so many standard errors to spare: noise must not walk the limit down, since a
+/// limit that is too high has signs of its own (a queue, preemptions) and one that is too low has none.
+const DOWN_ELASTICITY_MAX: f64 = 0.012;
+const DOWN_ERRORS: f64 = 0.5;
 
 /// A base measured longer ago is measured again before the next comparison, in seconds.
 const BASE_AGE_MAX_S: f64 = 60.0;
@@ -68,7 +70,7 @@ impl Search {
         let gain = now.rate / base.rate - 1.0;
         let worth_it = match direction {
             Direction::Up => elasticity >= UP_ELASTICITY_MIN,
-            Direction::Down => elasticity <= DOWN_ELASTICITY_MAX,
+            Direction::Down => elasticity + DOWN_ERRORS * elasticity_error(&base, &now) <= DOWN_ELASTICITY_MAX,
         };
         if worth_it {
             (self.above, self.below) = match direction {

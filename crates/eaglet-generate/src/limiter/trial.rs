@@ -20,6 +20,8 @@ pub(super) const COARSE: Precision = Precision { steps: 40.0, seconds_min: 2.0, 
 /// For the search: 1 % must be seen.
 pub(super) const FINE: Precision = Precision { steps: 150.0, seconds_min: 8.0, stretch_max: 5.0, error: 0.004 };
 
+/// A noisy measurement is not stretched beyond this, in seconds.
+const STRETCHED_MAX_S: f64 = 60.0;
 /// Whole replies: a measurement needs so many of them, and at least one for each slot.
 const REPLIES_MIN: u64 = 16;
 /// Neighbouring windows are alike (prompts come in bunches), so that the error of their mean is larger than independent ones would have.
@@ -48,6 +50,11 @@ impl Measured {
         let step = (other.in_flight / self.in_flight).ln();
         if step.abs() < 1e-3 { 0.0 } else { (other.rate / self.rate).ln() / step }
     }
+}
+
+/// Standard error of [`Measured::elasticity_to`].
+pub(super) fn elasticity_error(a: &Measured, b: &Measured) -> f64 {
+    a.error.hypot(b.error) / (b.in_flight / a.in_flight).ln().abs().max(1e-3)
 }
 
 /// A measurement under way.
@@ -103,7 +110,8 @@ impl Trial {
             RateSource::Replies if self.tokens > 0.0 => self.windows >= 2 && self.seconds >= needed,
             RateSource::Replies => self.replies >= REPLIES_MIN.max(limit as u64),
         };
-        let good = error <= precision.error || self.seconds >= needed * precision.stretch_max;
+        let longest = (needed * precision.stretch_max).min(STRETCHED_MAX_S).max(needed);
+        let good = error <= precision.error || self.seconds >= longest;
         (enough && good).then(|| Measured { in_flight: self.slots / self.seconds, rate, error, at_s: now_s })
     }
 

@@ -40,7 +40,7 @@ pub(super) struct Server {
 
 enum Limit {
     Pinned(usize),
-    Auto(RefCell<Limiter>),
+    Auto(Box<RefCell<Limiter>>),
 }
 
 /// What is counted for the next window.
@@ -62,7 +62,7 @@ impl Server {
             Concurrency::Pinned(number) => Limit::Pinned(number.get()),
             Concurrency::Auto { max } => {
                 let settings = LimiterSettings { source, ..LimiterSettings::up_to(max.get()) };
-                Limit::Auto(RefCell::new(Limiter::new(settings)))
+                Limit::Auto(Box::new(RefCell::new(Limiter::new(settings))))
             }
         };
         let now = Instant::now();

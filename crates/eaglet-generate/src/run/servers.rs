@@ -344,7 +344,8 @@ impl Servers {
 
     pub(super) fn progress(&self) -> (ServerGauges, Vec<ServerProgress>) {
         let servers: Vec<ServerProgress> = self.list.borrow().iter().map(|server| server.progress()).collect();
-        let gauges = servers.iter().map(|server| server.gauges.clone()).reduce(ServerGauges::joined).unwrap_or_default();
+        let gauges =
+            servers.iter().map(|server| server.gauges.clone()).reduce(ServerGauges::joined).unwrap_or_default();
         (gauges, servers)
     }
 
@@ -398,7 +399,9 @@ impl Servers {
         let Some((give, server)) = found else { return false };
         server.count_out(1);
         let mut record = server.record.get();
-        record.sent();
+        if let Some(next) = record.sent(now) {
+            servers.pump_at(next);
+        }
         server.record.set(record);
         let is_probe = record.health() == Health::Probing;
         // Given back by its drop if nobody waits any more.

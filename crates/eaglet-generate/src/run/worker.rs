@@ -2,9 +2,9 @@
 
 use super::books::{End, Submitted};
 use super::breaker::Ending;
-use super::token_limit::TokenLimit;
 use super::server::Server;
 use super::servers::Lease;
+use super::token_limit::TokenLimit;
 use super::{Run, Stop};
 use crate::client::AttemptFailure;
 use crate::retry::{self, Next, RetryAccount};
@@ -114,8 +114,7 @@ impl Attempting<'_> {
             return Attempts::Left;
         }
         let Some(client) = self.permit.as_ref().map(|lease| &lease.server().client) else { return Attempts::Left };
-        let limit =
-            run.limiter.limit(client, &run.server, conversation.messages(), self.prompt.tools.as_deref()).await;
+        let limit = run.limiter.limit(client, &run.server, conversation.messages(), self.prompt.tools.as_deref()).await;
         let limit = match limit {
             TokenLimit::Send(limit) => limit,
             TokenLimit::PromptTooLong(tokens) => {

@@ -47,7 +47,9 @@ impl Controller for Gradient {
         }
         self.last_rate = rate;
         let up = self.up;
-        moved(&mut self.limit, self.max, |limit| if up { (limit * 1.1).max(limit + 1.0) } else { (limit / 1.1).min(limit - 1.0) })
+        moved(&mut self.limit, self.max, |limit| {
+            if up { (limit * 1.1).max(limit + 1.0) } else { (limit / 1.1).min(limit - 1.0) }
+        })
     }
 }
 

@@ -434,7 +434,10 @@ impl<'a> Drive<'a> {
         let is_refused = self.is_refused(index);
         let server = &mut self.servers[index];
         server.advance(self.now);
-        server.record.sent();
+        if let Some(next) = server.record.sent(Duration::from_nanos(self.now)) {
+            self.number += 1;
+            self.events.push(Reverse((next.as_nanos() as Nanos, self.number, Event::HoldOffEnds)));
+        }
         if is_refused {
             server.refusing += 1;
             return self.at(self.now + REFUSAL, Event::Refused(index, prompt));
@@ -460,7 +463,8 @@ impl<'a> Drive<'a> {
             server.bucket -= 1.0;
         }
         let seconds = self.now as f64 / 1e9;
-        let share = spec.refusals.iter().find(|[from, to, _]| (*from..*to).contains(&seconds)).map(|[_, _, share]| *share);
+        let share =
+            spec.refusals.iter().find(|[from, to, _]| (*from..*to).contains(&seconds)).map(|[_, _, share]| *share);
         share.is_some_and(|share| self.random.unit() < share)
     }
 
@@ -479,14 +483,17 @@ impl<'a> Drive<'a> {
 pub(crate) fn best_fixed(scenario: &Scenario) -> (usize, f64) {
     let rate = |limit: usize| drive(scenario, || Box::new(Fixed(limit))).rate;
     let mut known: HashMap<usize, f64> = HashMap::new();
-    let mut grid: Vec<usize> =
-        (0..).map(|n| (4.0 * 1.5f64.powi(n)).round() as usize).take_while(|limit| *limit <= scenario.limit_max).collect();
+    let mut grid: Vec<usize> = (0..)
+        .map(|n| (4.0 * 1.5f64.powi(n)).round() as usize)
+        .take_while(|limit| *limit <= scenario.limit_max)
+        .collect();
     for factor in [1.2, 1.08] {
         for limit in grid.drain(..) {
             known.entry(limit).or_insert_with(|| rate(limit));
         }
         let best = best_of(&known).0 as f64;
-        grid = [best / factor, best * factor].map(|limit| (limit.round() as usize).clamp(1, scenario.limit_max)).to_vec();
+        grid =
+            [best / factor, best * factor].map(|limit| (limit.round() as usize).clamp(1, scenario.limit_max)).to_vec();
     }
     for limit in grid {
         known.entry(limit).or_insert_with(|| rate(limit));

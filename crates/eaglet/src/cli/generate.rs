@@ -288,7 +288,9 @@ pub(crate) enum ConcurrencyArg {
 fn concurrency(text: &str) -> Result<ConcurrencyArg, String> {
     match text {
         "auto" => Ok(ConcurrencyArg::Auto),
-        number => number.parse().map(ConcurrencyArg::Number).map_err(|_| "expected auto or a number of 1 or more".to_owned()),
+        number => {
+            number.parse().map(ConcurrencyArg::Number).map_err(|_| "expected auto or a number of 1 or more".to_owned())
+        }
     }
 }
 

@@ -3,8 +3,9 @@
 mod generate;
 mod seconds;
 
-pub(crate) use generate::{ConcurrencyArg, 
-    BadText, Connection, DoctorArgs, Duplicates, GenerateArgs, Input, Judging, Limits, SamplingArgs, Turns,
+pub(crate) use generate::{
+    BadText, ConcurrencyArg, Connection, DoctorArgs, Duplicates, GenerateArgs, Input, Judging, Limits, SamplingArgs,
+    Turns,
 };
 
 use clap::{Args, Parser, Subcommand};

@@ -88,12 +88,7 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    async fn run(
-        self,
-        endpoints: Vec<Rc<Endpoint>>,
-        url_file: Option<UrlFile>,
-        log: &mut RunLog,
-    ) -> Result<RunEnd> {
+    async fn run(self, endpoints: Vec<Rc<Endpoint>>, url_file: Option<UrlFile>, log: &mut RunLog) -> Result<RunEnd> {
         let args = self.args;
         if let Some(timeout) = args.limits.timeout {
             log.say(&format!("--timeout {}: taken as the longest silence between two tokens; an answer whose tokens flow has no limit", timeout.as_secs_f64()));
