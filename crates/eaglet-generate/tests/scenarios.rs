@@ -5,13 +5,16 @@
 mod virtual_time;
 
 use virtual_time::alternatives::{AimdOnQueue, Gradient, LittlesLaw};
-use virtual_time::{Controller, best_fixed, drive, product, scenario};
+use virtual_time::{Controller, best_fixed, best_rate_named, drive, product, scenario};
 
 #[allow(clippy::print_stderr, reason = "what a run did, for who asks with --success-output immediate")]
 fn check(name: &str) {
-    let scenario = scenario::named(name);
+    let mut scenario = scenario::named(name);
+    if let Ok(seed) = std::env::var("EAGLET_SCENARIO_SEED") {
+        scenario.seed = seed.parse().expect("EAGLET_SCENARIO_SEED is a number");
+    }
     let auto = drive(&scenario, || product(&scenario));
-    let (best_limit, best) = best_fixed(&scenario);
+    let (best_limit, best) = (scenario.expect.best_fixed, best_rate_named(&scenario));
     let share = auto.rate / best;
     let changes: Vec<String> = auto
         .changes
@@ -68,6 +71,34 @@ scenarios! {
     small_server = "14-small-server";
     whole_replies = "15-whole-replies";
     whole_replies_no_metrics = "16-whole-replies-no-metrics";
+}
+
+/// Minutes: in `.ci/nightly`.
+#[test]
+#[ignore = "the whole search, for nightly runs"]
+fn every_best_fixed_limit_is_the_best() {
+    for (name, scenario) in scenario::all() {
+        let (limit, best) = best_fixed(&scenario);
+        let named = best_rate_named(&scenario);
+        assert!(named >= best * 0.995, "{name}: {best:.0} tok/s at {limit}, {named:.0} tok/s around the one named");
+    }
+}
+
+/// The same scenarios with other prompts: the limiter must not be made for one draw of lengths. One percent less is allowed.
+#[test]
+#[ignore = "minutes, for nightly runs"]
+fn other_prompts_give_the_same() {
+    let mut short = vec![];
+    for (name, scenario) in scenario::all() {
+        for seed in 1..=4 {
+            let scenario = scenario::Scenario { seed, ..scenario.clone() };
+            let share = drive(&scenario, || product(&scenario)).rate / best_rate_named(&scenario);
+            if share < scenario.expect.share_of_best - 0.01 {
+                short.push(format!("{name}, seed {seed}: {:.1} %", share * 100.0));
+            }
+        }
+    }
+    assert!(short.is_empty(), "{}", short.join("\n"));
 }
 
 /// The table of `docs/design/0004-concurrency.md`: `cargo nextest run -p eaglet-generate --run-ignored only --no-capture comparison`.

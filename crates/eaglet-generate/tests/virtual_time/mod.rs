@@ -13,7 +13,7 @@ use eaglet_serve::simulate::profile::Lengths;
 use eaglet_serve::simulate::{Engine, NewSequence, SequenceId, Step};
 use scenario::Scenario;
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 use std::time::Duration;
 
 /// What decides how many requests are out at one server.
@@ -444,7 +444,9 @@ impl<'a> Drive<'a> {
         }
         let id = server.engine.submit(new).unwrap();
         server.out.insert(id, Out { prompt, since: self.now, tokens: new.answer_tokens as u64 });
-        server.unstarted.insert(id);
+        if self.scenario.stream {
+            server.unstarted.insert(id);
+        }
         self.start_step(index);
     }
 
@@ -469,7 +471,7 @@ impl<'a> Drive<'a> {
     }
 
     fn sequence(&self, prompt: usize) -> NewSequence {
-        let mut random = Random::new(prompt as u64 * 7919 + 11);
+        let mut random = Random::new((prompt as u64 + self.scenario.seed * 1_000_003) * 7919 + 11);
         let [shortest, longest] = self.scenario.prompt_tokens;
         let (_, lengths, cap) = self.lengths.iter().rfind(|(from, ..)| *from <= self.now).unwrap();
         NewSequence {
@@ -479,28 +481,36 @@ impl<'a> Drive<'a> {
     }
 }
 
-/// The best fixed limit and its rate: a coarse search over the whole range, then finer ones around the best.
+/// The rate of a fixed limit.
+fn rate_at(scenario: &Scenario, limit: usize) -> f64 {
+    drive(scenario, || Box::new(Fixed(limit.clamp(1, scenario.limit_max)))).rate
+}
+
+/// The rate of the best fixed limit that the file names, or of its neighbours if they are better.
+pub(crate) fn best_rate_named(scenario: &Scenario) -> f64 {
+    let best = scenario.expect.best_fixed as f64;
+    [best, best / 1.2, best * 1.2].map(|limit| rate_at(scenario, limit.round() as usize)).into_iter().fold(0.0, f64::max)
+}
+
+/// The best fixed limit and its rate: a coarse search over the whole range, then finer ones around the best. Of limits that are equally good to half a
+/// percent the smallest is the best.
 pub(crate) fn best_fixed(scenario: &Scenario) -> (usize, f64) {
-    let rate = |limit: usize| drive(scenario, || Box::new(Fixed(limit))).rate;
-    let mut known: HashMap<usize, f64> = HashMap::new();
-    let mut grid: Vec<usize> = (0..)
-        .map(|n| (4.0 * 1.5f64.powi(n)).round() as usize)
-        .take_while(|limit| *limit <= scenario.limit_max)
-        .collect();
-    for factor in [1.2, 1.08] {
+    let mut known: BTreeMap<usize, f64> = BTreeMap::new();
+    let coarse = (0..).map(|n| (4.0 * 1.5f64.powi(n)).round() as usize);
+    let mut grid: Vec<usize> = coarse.take_while(|limit| *limit <= scenario.limit_max).collect();
+    for factor in [1.2, 1.08, 1.0] {
         for limit in grid.drain(..) {
-            known.entry(limit).or_insert_with(|| rate(limit));
+            known.entry(limit).or_insert_with(|| rate_at(scenario, limit));
         }
         let best = best_of(&known).0 as f64;
         grid =
             [best / factor, best * factor].map(|limit| (limit.round() as usize).clamp(1, scenario.limit_max)).to_vec();
     }
-    for limit in grid {
-        known.entry(limit).or_insert_with(|| rate(limit));
-    }
     best_of(&known)
 }
 
-fn best_of(known: &HashMap<usize, f64>) -> (usize, f64) {
-    known.iter().map(|(limit, rate)| (*limit, *rate)).max_by(|a, b| a.1.total_cmp(&b.1)).unwrap()
+fn best_of(known: &BTreeMap<usize, f64>) -> (usize, f64) {
+    let highest = known.values().copied().fold(0.0, f64::max);
+    let (limit, rate) = known.iter().find(|(_, rate)| **rate >= highest * 0.995).expect("the highest is one of them");
+    (*limit, *rate)
 }

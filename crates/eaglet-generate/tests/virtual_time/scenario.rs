@@ -25,6 +25,9 @@ pub(crate) struct Scenario {
     pub(crate) answers: Vec<AnswersFrom>,
     /// The servers.
     pub(crate) servers: Vec<Server>,
+    /// Changes every prompt.
+    #[serde(default)]
+    pub(crate) seed: u64,
     /// What must come out.
     pub(crate) expect: Expect,
 }
@@ -69,6 +72,8 @@ pub(crate) struct Server {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Expect {
+    /// The best fixed limit, as the whole search finds it (`every_best_fixed_limit_is_the_best`).
+    pub(crate) best_fixed: usize,
     /// Share of the best fixed limit's rate, after the ramp.
     pub(crate) share_of_best: f64,
     /// Between these the first server's limit is, in the median after the ramp.
