@@ -162,7 +162,7 @@ const DRIFT_S: f64 = 30.0;
 const SIGNAL_S: f64 = 8.0;
 /// A queue above this share of the limit, and above [`QUEUE_MIN`] requests, is beyond the knee.
 const QUEUE_SHARE: f64 = 0.05;
-const QUEUE_MIN: f64 = 1.0;
+const QUEUE_MIN: f64 = 2.0;
 /// Without gauges: requests that have no token yet, as a share of the limit, while nothing is known about lengths.
 const UNSTARTED_SHARE: f64 = 0.2;
 /// A new request waits for the step that is under way, and then is computed: so many steps without a token are no queue.
@@ -335,7 +335,8 @@ impl Limiter {
         }
         self.phase = Phase::Search(Box::new(Search::first()));
         let before = before.filter(|_| elasticity < CLIMB_ELASTICITY_MIN)?;
-        let back_to = if gain < CLIMB_GAIN_MIN { before.in_flight } else { (before.in_flight * now.in_flight).sqrt() };
+        let is_sure = gain + before.error.hypot(now.error) < CLIMB_GAIN_MIN;
+        let back_to = if is_sure { before.in_flight } else { (before.in_flight * now.in_flight).sqrt() };
         self.set(back_to, Reason::KneePassed { gain })
     }
 
@@ -428,7 +429,8 @@ impl Limiter {
         self.ceiling.hit(((to * BEYOND_USEFUL) as usize + 1).min(self.limit), self.now_s);
         self.cohort_left = self.limit as f64 - to;
         (self.queue, self.preempted, self.answered) = (0.0, 0.0, 0.0);
-        self.phase = Phase::Search(Box::new(Search::first()));
+        // The server said where the knee is: only its neighbourhood is searched.
+        self.phase = Phase::Search(Box::new(Search::again()));
         self.set(to, reason)
     }
 

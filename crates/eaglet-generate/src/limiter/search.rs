@@ -7,10 +7,11 @@ use super::trial::{Measured, elasticity_error};
 const FACTORS: [f64; 2] = [1.35, 1.2];
 /// A larger limit is worth it from this elasticity on: at a knee of the usual form, rate = n / (a + b n), 2 % of the rate are left there.
 const UP_ELASTICITY_MIN: f64 = 0.02;
-/// A smaller limit is taken when it costs less than this elasticity, with so many standard errors to spare: noise must not walk the limit down, since a
-/// limit that is too high has signs of its own (a queue, preemptions) and one that is too low has none.
+/// A smaller limit is taken when it costs less than this elasticity.
 const DOWN_ELASTICITY_MAX: f64 = 0.012;
-const DOWN_ERRORS: f64 = 0.5;
+/// In doubt the limit goes up, by so many standard errors: noise must not walk it down, since a limit that is too high has signs of its own (a queue,
+/// preemptions) and one that is too low has none.
+const IN_DOUBT_UP: f64 = 0.5;
 
 /// A base measured longer ago is measured again before the next comparison, in seconds.
 const BASE_AGE_MAX_S: f64 = 60.0;
@@ -67,10 +68,11 @@ impl Search {
             return self.next(bounds, Reason::Trying);
         };
         let elasticity = base.elasticity_to(&now);
+        let error = elasticity_error(&base, &now);
         let gain = now.rate / base.rate - 1.0;
         let worth_it = match direction {
-            Direction::Up => elasticity >= UP_ELASTICITY_MIN,
-            Direction::Down => elasticity + DOWN_ERRORS * elasticity_error(&base, &now) <= DOWN_ELASTICITY_MAX,
+            Direction::Up => elasticity + IN_DOUBT_UP * error >= UP_ELASTICITY_MIN,
+            Direction::Down => elasticity + IN_DOUBT_UP * error <= DOWN_ELASTICITY_MAX,
         };
         if worth_it {
             (self.above, self.below) = match direction {

@@ -154,6 +154,6 @@ impl Trial {
         }
         // Little: requests out = rate in requests x time of each; in tokens: rate = requests out / time per token.
         let per_token_s = self.reply_s / self.reply_tokens as f64;
-        Some((self.slots / self.seconds / per_token_s, 0.5 / (self.replies as f64).sqrt()))
+        Some((self.slots / self.seconds / per_token_s, 0.1 / (self.replies as f64).sqrt()))
     }
 }
