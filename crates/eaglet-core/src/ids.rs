@@ -53,13 +53,55 @@ fn first128(hash: &blake3::Hash) -> u128 {
     u128::from_be_bytes(first)
 }
 
+/// Ids up to this length in bytes are hashed in one block on the stack: setting up a streaming hasher costs more than the hash.
+const SHORT_ID_MAX_BYTES: usize = 112;
+
 impl PromptKey {
     /// The key of a prompt with this id and this content.
     pub fn new(id: &str, hash: ContentHash) -> Self {
+        let (content, id) = (hash.0.to_be_bytes(), id.as_bytes());
+        if id.len() <= SHORT_ID_MAX_BYTES {
+            let mut joined = [0; 16 + SHORT_ID_MAX_BYTES];
+            joined[..16].copy_from_slice(&content);
+            joined[16..16 + id.len()].copy_from_slice(id);
+            return PromptKey(hash128(&joined[..16 + id.len()]));
+        }
         let mut hasher = blake3::Hasher::new();
-        hasher.update(&hash.0.to_be_bytes());
-        hasher.update(id.as_bytes());
+        hasher.update(&content).update(id);
         PromptKey(first128(&hasher.finalize()))
+    }
+}
+
+/// Hashes what is a hash already, for maps keyed by one: any 64 of its bits are as good as all of them.
+#[derive(Clone, Copy, Default)]
+pub struct HashedKeyHasher(u64);
+
+/// For `HashMap` and `HashSet` over keys that are BLAKE3 hashes.
+pub type BuildHashedKeyHasher = std::hash::BuildHasherDefault<HashedKeyHasher>;
+
+impl std::hash::Hasher for HashedKeyHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for piece in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..piece.len()].copy_from_slice(piece);
+            self.0 ^= u64::from_ne_bytes(word);
+        }
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.0 = self.0.rotate_left(32) ^ u64::from(word);
+    }
+
+    fn write_u128(&mut self, word: u128) {
+        self.0 ^= word as u64;
+    }
+
+    fn write_usize(&mut self, _length: usize) {
+        // Lengths of fixed-size keys say nothing.
     }
 }
 
@@ -117,6 +159,16 @@ mod tests {
             assert_eq!(hash.to_string().parse(), Ok(hash));
         }
         assert!("+0000000000000000000000000000000".parse::<ContentHash>().is_err());
+    }
+
+    /// Keys are compared across sessions: both ways to compute them must agree, for ever.
+    #[test]
+    fn short_and_long_ids_are_hashed_by_the_same_rule() {
+        for length in [0, 1, SHORT_ID_MAX_BYTES, SHORT_ID_MAX_BYTES + 1, 5000] {
+            let id = "x".repeat(length);
+            let whole = [&7_u128.to_be_bytes()[..], id.as_bytes()].concat();
+            assert_eq!(PromptKey::new(&id, ContentHash(7)), PromptKey(hash128(&whole)));
+        }
     }
 
     #[test]

@@ -161,6 +161,17 @@ pub fn content_hash(messages: &[Message], tools: Option<&[Value]>) -> ContentHas
     ContentHash(hash128(&json))
 }
 
+/// As `serde_json` writes it; most texts hold nothing to escape, and one vectorised look tells.
+fn write_text(text: &str, json: &mut Vec<u8>) {
+    let has_escapes = text.bytes().fold(false, |found, byte| found | (byte < 0x20) | (byte == b'"') | (byte == b'\\'));
+    if has_escapes {
+        return write_json(&text, json);
+    }
+    json.push(b'"');
+    json.extend_from_slice(text.as_bytes());
+    json.push(b'"');
+}
+
 fn write_json(value: &impl Serialize, json: &mut Vec<u8>) {
     serde_json::to_writer(json, value).expect("plain JSON goes to memory without fail");
 }
@@ -171,12 +182,12 @@ fn write_canonical(message: &Message, json: &mut Vec<u8>) {
     let mut member = |name: &str, write: &mut dyn FnMut(&mut Vec<u8>)| {
         json.push(separator);
         separator = b',';
-        write_json(&name, json);
+        write_text(name, json);
         json.push(b':');
         write(json);
     };
     match &message.content {
-        Some(Content::Text(text)) => member("content", &mut |json| write_json(text, json)),
+        Some(Content::Text(text)) => member("content", &mut |json| write_text(text, json)),
         Some(Content::Parts(parts)) => {
             member("content", &mut |json| write_json(&parts.iter().map(canonical).collect::<Vec<_>>(), json));
         }
@@ -184,12 +195,12 @@ fn write_canonical(message: &Message, json: &mut Vec<u8>) {
     }
     for (name, text) in [("name", &message.name), ("reasoning", &message.reasoning)] {
         if let Some(text) = text {
-            member(name, &mut |json| write_json(text, json));
+            member(name, &mut |json| write_text(text, json));
         }
     }
-    member("role", &mut |json| write_json(&message.role, json));
+    member("role", &mut |json| write_text(message.role.as_str(), json));
     if let Some(id) = &message.tool_call_id {
-        member("tool_call_id", &mut |json| write_json(id, json));
+        member("tool_call_id", &mut |json| write_text(id, json));
     }
     if let Some(calls) = message.tool_calls.as_ref().filter(|calls| !calls.is_null()) {
         member("tool_calls", &mut |json| write_json(&canonical(calls), json));

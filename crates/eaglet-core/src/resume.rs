@@ -4,7 +4,7 @@
 //! of the Python script that eaglet replaces carry no content hash; they match by id, or by row number for rows that
 //! have no id of their own.
 
-use crate::ids::{ContentHash, PromptId, PromptKey};
+use crate::ids::{BuildHashedKeyHasher, ContentHash, PromptId, PromptKey};
 use crate::outcome::Failure;
 use crate::prompt::Prompt;
 use crate::response::{RecordHead, Status};
@@ -14,14 +14,22 @@ use std::collections::{HashMap, HashSet};
 /// What earlier sessions left, keyed by identity. About 40 bytes a record.
 #[derive(Clone, Debug, Default)]
 pub struct RecordIndex {
-    done: HashSet<PromptKey>,
-    /// Records without a content hash: id -> status.
+    done: HashSet<PromptKey, BuildHashedKeyHasher>,
+    /// Records without a content hash: their ids.
     legacy: HashSet<String>,
-    failed: HashSet<PromptKey>,
+    failed: HashSet<PromptKey, BuildHashedKeyHasher>,
     /// Rows already listed as unusable or duplicate.
     listed_rows: HashSet<u64>,
     /// Totals over the records.
     pub totals: RecordTotals,
+}
+
+/// A [`RecordIndex`] that is being read.
+#[derive(Clone, Debug, Default)]
+pub struct RecordIndexBuilder {
+    /// Keys of the records: to fill a list while scanning, and the set once at the end, is twice as fast as to grow a set for each part.
+    done: Vec<PromptKey>,
+    index: RecordIndex,
 }
 
 /// Sums over the records of earlier sessions.
@@ -60,27 +68,31 @@ pub enum Known {
     New,
 }
 
-impl RecordIndex {
+impl RecordIndexBuilder {
     /// Takes one line of `raw_responses.jsonl`.
     pub fn add_response_line(&mut self, line: &[u8], offset: u64) {
-        let (known, tokens, status) = match read_record(line) {
-            Record::Own { key, status, completion_tokens } => (!self.done.insert(key), completion_tokens, status),
+        let totals = &mut self.index.totals;
+        let (tokens, status) = match read_record(line) {
+            Record::Own { key, status, completion_tokens } => {
+                self.done.push(key);
+                (completion_tokens, status)
+            }
             Record::Legacy { id, completion_tokens } => {
-                self.totals.legacy += 1;
-                (!self.legacy.insert(id), completion_tokens, Status::Ok)
+                totals.legacy += 1;
+                totals.doubled += u64::from(!self.index.legacy.insert(id));
+                (completion_tokens, Status::Ok)
             }
             Record::Unfinished => return,
             Record::Unreadable => {
-                self.totals.unreadable += 1;
-                let first = self.totals.first_unreadable.get_or_insert(offset);
+                totals.unreadable += 1;
+                let first = totals.first_unreadable.get_or_insert(offset);
                 *first = offset.min(*first);
                 return;
             }
         };
-        self.totals.doubled += u64::from(known);
-        *self.totals.by_status.entry(status).or_default() += 1;
+        *totals.by_status.entry(status).or_default() += 1;
         if let Some(tokens) = tokens {
-            self.totals.completion_tokens.push(u32::try_from(tokens).unwrap_or(u32::MAX));
+            totals.completion_tokens.push(u32::try_from(tokens).unwrap_or(u32::MAX));
         }
     }
 
@@ -89,42 +101,51 @@ impl RecordIndex {
         let Ok(failure) = serde_json::from_slice::<Failure>(line) else { return };
         match failure.key() {
             Some(key) => {
-                self.failed.insert(key);
+                self.index.failed.insert(key);
             }
             None => {
-                self.listed_rows.insert(failure.row);
+                self.index.listed_rows.insert(failure.row);
             }
         }
     }
 
-    /// Joins the indexes of two parts of one record file.
+    /// Joins two parts of one record file.
     #[must_use]
-    pub fn merge(mut self, other: RecordIndex) -> Self {
-        let RecordIndex { done, legacy, failed, listed_rows, totals } = other;
-        self.done.reserve(done.len());
-        for key in done {
-            self.totals.doubled += u64::from(!self.done.insert(key));
-        }
+    pub fn merge(mut self, other: RecordIndexBuilder) -> Self {
+        self.done.extend(other.done);
+        let RecordIndex { done: _, legacy, failed, listed_rows, totals } = other.index;
+        let index = &mut self.index;
         for id in legacy {
-            self.totals.doubled += u64::from(!self.legacy.insert(id));
+            index.totals.doubled += u64::from(!index.legacy.insert(id));
         }
-        self.failed.extend(failed);
-        self.listed_rows.extend(listed_rows);
+        index.failed.extend(failed);
+        index.listed_rows.extend(listed_rows);
         for (status, count) in totals.by_status {
-            *self.totals.by_status.entry(status).or_default() += count;
+            *index.totals.by_status.entry(status).or_default() += count;
         }
-        self.totals.completion_tokens.extend(totals.completion_tokens);
-        self.totals.legacy += totals.legacy;
-        self.totals.doubled += totals.doubled;
-        self.totals.unreadable += totals.unreadable;
-        self.totals.first_unreadable =
-            [self.totals.first_unreadable, totals.first_unreadable].into_iter().flatten().min();
+        index.totals.completion_tokens.extend(totals.completion_tokens);
+        index.totals.legacy += totals.legacy;
+        index.totals.doubled += totals.doubled;
+        index.totals.unreadable += totals.unreadable;
+        index.totals.first_unreadable =
+            [index.totals.first_unreadable, totals.first_unreadable].into_iter().flatten().min();
         self
     }
 
-    /// What earlier sessions say about this prompt. A record wins over a failure: the prompt was retried with success.
-    pub fn known(&self, prompt: &Prompt) -> Known {
-        let key = prompt.key();
+    /// The index of everything taken.
+    pub fn build(self) -> RecordIndex {
+        let RecordIndexBuilder { done, mut index } = self;
+        index.done.reserve(done.len());
+        for key in done {
+            index.totals.doubled += u64::from(!index.done.insert(key));
+        }
+        index
+    }
+}
+
+impl RecordIndex {
+    /// What earlier sessions say about this prompt, whose key the caller has at hand. A record wins over a failure: the prompt was retried with success.
+    pub fn known(&self, prompt: &Prompt, key: PromptKey) -> Known {
         if self.done.contains(&key) || self.is_legacy(prompt) {
             Known::Done
         } else if self.failed.contains(&key) {
@@ -201,12 +222,18 @@ mod tests {
         Prompt::new(id.map(PromptId::given), row, None, vec![Message::text(Role::User, text)], None)
     }
 
+    fn known(index: &RecordIndex, prompt: &Prompt) -> Known {
+        index.known(prompt, prompt.key())
+    }
+
+    fn builder(lines: &[&str]) -> RecordIndexBuilder {
+        let mut builder = RecordIndexBuilder::default();
+        lines.iter().for_each(|line| builder.add_response_line(line.as_bytes(), 0));
+        builder
+    }
+
     fn index(lines: &[&str]) -> RecordIndex {
-        let mut index = RecordIndex::default();
-        for line in lines {
-            index.add_response_line(line.as_bytes(), 0);
-        }
-        index
+        builder(lines).build()
     }
 
     /// Records in any order, with holes: exactly the missing prompts are left (a peer counts lines and skips that many).
@@ -220,16 +247,16 @@ mod tests {
             )
         };
         let index = index(&[&line(5), &line(0), &line(3)]);
-        let left: Vec<u64> = prompts.iter().filter(|p| index.known(p) == Known::New).map(|p| p.row).collect();
+        let left: Vec<u64> = prompts.iter().filter(|p| known(&index, p) == Known::New).map(|p| p.row).collect();
         assert_eq!(left, [1, 2, 4, 6, 7]);
-        assert_eq!(index.known(&prompt(Some("q5"), 5, "another question")), Known::New);
+        assert_eq!(known(&index, &prompt(Some("q5"), 5, "another question")), Known::New);
         assert_eq!(index.totals.completion_tokens, [2, 2, 2]);
     }
 
     #[test]
     fn a_failure_is_not_sent_again_and_a_later_record_outweighs_it() {
         let asked = prompt(Some("a"), 0, "x");
-        let mut index = RecordIndex::default();
+        let mut index = RecordIndexBuilder::default();
         let failure = Failure {
             v: 1,
             sample_id: Some(asked.id.clone()),
@@ -246,10 +273,10 @@ mod tests {
             partial: None,
         };
         index.add_failure_line(&failure.to_line());
-        assert_eq!(index.known(&asked), Known::Failed);
+        assert_eq!(known(&index.clone().build(), &asked), Known::Failed);
         let line = format!("{{\"sample_id\":\"a\",\"prompt_hash\":\"{}\",\"status\":\"ok\"}}", asked.hash);
         index.add_response_line(line.as_bytes(), 0);
-        assert_eq!(index.known(&asked), Known::Done);
+        assert_eq!(known(&index.build(), &asked), Known::Done);
     }
 
     #[test]
@@ -261,18 +288,25 @@ mod tests {
             r#"{"sample_id": "hollow"}"#,
             "not json",
         ]);
-        assert_eq!(index.known(&prompt(None, 3, "row without an id")), Known::Done);
-        assert_eq!(index.known(&prompt(Some("mine"), 3, "row with its own id")), Known::New);
-        assert_eq!(index.known(&prompt(Some("k7"), 0, "x")), Known::Done);
-        assert_eq!(index.known(&prompt(Some("bad"), 0, "x")), Known::New);
-        assert_eq!(index.known(&prompt(Some("hollow"), 0, "x")), Known::New);
+        assert_eq!(known(&index, &prompt(None, 3, "row without an id")), Known::Done);
+        assert_eq!(known(&index, &prompt(Some("mine"), 3, "row with its own id")), Known::New);
+        assert_eq!(known(&index, &prompt(Some("k7"), 0, "x")), Known::Done);
+        assert_eq!(known(&index, &prompt(Some("bad"), 0, "x")), Known::New);
+        assert_eq!(known(&index, &prompt(Some("hollow"), 0, "x")), Known::New);
         assert_eq!((index.totals.legacy, index.totals.unreadable), (2, 1));
     }
 
     #[test]
     fn merging_parts_is_reading_the_whole() {
         let line = r#"{"sample_id": "a", "content": "x"}"#;
-        let merged = index(&[line]).merge(index(&[line, r#"{"sample_id": "b", "content": "y"}"#]));
+        let merged = builder(&[line]).merge(builder(&[line, r#"{"sample_id": "b", "content": "y"}"#])).build();
         assert_eq!((merged.record_count(), merged.totals.doubled), (2, 1));
+    }
+
+    #[test]
+    fn a_key_that_comes_twice_is_counted_as_doubled() {
+        let line = format!("{{\"sample_id\":\"a\",\"prompt_hash\":\"{}\",\"status\":\"ok\"}}", ContentHash(5));
+        let built = builder(&[&line]).merge(builder(&[&line])).build();
+        assert_eq!((built.record_count(), built.totals.doubled), (1, 1));
     }
 }

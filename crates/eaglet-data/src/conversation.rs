@@ -12,8 +12,9 @@
 use crate::json_text;
 use crate::message::{self, Fields};
 use crate::reject::{RejectReason, shorten};
-use crate::spec::{BadText, DatasetSpec, Turns, lookup};
-use crate::tools::{self, take_text};
+use crate::row::Row;
+use crate::spec::{BadText, DatasetSpec, Turns};
+use crate::tools;
 use eaglet_core::ids::PromptId;
 use eaglet_core::prompt::{Content, Message, Role};
 use serde_json::{Map, Value};
@@ -27,17 +28,23 @@ const SOURCE_FIELDS: [&str; 3] = ["source", "category", "dataset"];
 const LIST_FIELDS: [&str; 3] = ["messages", "conversations", "conversation"];
 /// Fields that hold the user's text.
 const TEXT_FIELDS: [&str; 4] = ["question", "problem", "query", "instruction"];
+/// Further fields that may hold a prompt, in forms of their own.
+const OTHER_PROMPT_FIELDS: [&str; 4] = ["prompt", "turns", "text", "body"];
 /// Fields that accompany a prompt.
 const SIDE_FIELDS: [&str; 5] = ["input", "system", "system_prompt", "tools", "functions"];
 
-/// Whether a column of this name may hold (part of) a prompt or its context.
-pub(crate) fn is_known_field(name: &str) -> bool {
-    is_prompt_field(name) || [&ID_FIELDS[..], &SOURCE_FIELDS, &SIDE_FIELDS].iter().any(|group| group.contains(&name))
+/// The name of a column that may hold (part of) a prompt or its context.
+pub(crate) fn known_field(name: &str) -> Option<&'static str> {
+    [&LIST_FIELDS[..], &TEXT_FIELDS, &OTHER_PROMPT_FIELDS, &ID_FIELDS, &SOURCE_FIELDS, &SIDE_FIELDS]
+        .into_iter()
+        .flatten()
+        .find(|known| **known == name)
+        .copied()
 }
 
 /// Whether a column of this name may hold a prompt by itself.
 pub(crate) fn is_prompt_field(name: &str) -> bool {
-    LIST_FIELDS.contains(&name) || TEXT_FIELDS.contains(&name) || ["prompt", "turns", "text", "body"].contains(&name)
+    [&LIST_FIELDS[..], &TEXT_FIELDS, &OTHER_PROMPT_FIELDS].iter().any(|group| group.contains(&name))
 }
 
 /// What a row says.
@@ -55,46 +62,50 @@ pub struct Conversation {
     pub repaired: bool,
 }
 
-/// A row's own id as text: from `id_field`, else from the first known field that holds text or a whole number.
-pub fn row_id(row: &Map<String, Value>, id_field: Option<&str>) -> Option<String> {
-    let as_id = |value: &Value| match value {
-        Value::String(text) if !text.is_empty() => Some(text.clone()),
+/// A row's own id as text, taken out of the row: from `id_field` (which stays, it may be part of the prompt too), else from the first known
+/// field that holds text or a whole number.
+pub fn take_row_id(row: &mut Row, id_field: Option<&str>) -> Option<String> {
+    match id_field {
+        Some(field) => row.lookup(field).cloned().and_then(id_text),
+        None => ID_FIELDS.iter().find_map(|field| row.remove(field).and_then(id_text)),
+    }
+}
+
+fn id_text(value: Value) -> Option<String> {
+    match value {
+        Value::String(text) if !text.is_empty() => Some(text),
         Value::Number(number) if !number.is_f64() => Some(number.to_string()),
         // pandas turns a column of integers with gaps into floats; below 2^53 they are still whole.
         Value::Number(number) => {
             number.as_f64().filter(|id| id.fract() == 0.0 && id.abs() < 9e15).map(|id| format!("{id:.0}"))
         }
         _ => None,
-    };
-    match id_field {
-        Some(field) => lookup(row, field).and_then(as_id),
-        None => ID_FIELDS.iter().find_map(|field| row.get(*field).and_then(as_id)),
     }
 }
 
-/// Reads one row. `spec` says how (turns, system message, role names, id field, bad text).
-pub fn read_row(mut row: Map<String, Value>, spec: &DatasetSpec) -> Result<Conversation, RejectReason> {
-    let id = row_id(&row, spec.id_field.as_deref());
+/// Reads one row, whose id is that of [`take_row_id`]; the id stays with the caller unless the row can be used. `spec` says how (turns, system message, role
+/// names, bad text).
+pub fn read_row(mut row: Row, id: &mut Option<String>, spec: &DatasetSpec) -> Result<Conversation, RejectReason> {
     if let (None, Some(field)) = (&id, &spec.id_field) {
         return Err(RejectReason::MissingId(field.clone()));
     }
     let mut repaired = false;
     let found = find_messages(&mut row, spec, &mut repaired)?;
-    let mut tools_value = ["tools", "functions"].iter().find_map(|name| row.remove(*name).filter(|v| !v.is_null()));
+    let mut tools_value = ["tools", "functions"].iter().find_map(|name| row.remove(name).filter(|v| !v.is_null()));
     if tools_value.is_none() {
         tools_value = found.tools;
     }
     let tools = tools::definitions(tools_value.unwrap_or(Value::Null))?;
     let mut messages = found.messages;
-    if let Some(own) = take_text(&mut row, "system").or_else(|| take_text(&mut row, "system_prompt")) {
+    if let Some(own) = row.take_text("system").or_else(|| row.take_text("system_prompt")) {
         put_system(&mut messages, own, false);
     }
     if let Some(system) = &spec.system {
         put_system(&mut messages, system.clone(), true);
     }
     cut(&mut messages, spec.turns, found.answers_missing)?;
-    let source = SOURCE_FIELDS.iter().find_map(|name| take_text(&mut row, name));
-    Ok(Conversation { id: id.map(PromptId::given), source, messages, tools, repaired })
+    let source = SOURCE_FIELDS.iter().find_map(|name| row.take_text(name));
+    Ok(Conversation { id: id.take().map(PromptId::given), source, messages, tools, repaired })
 }
 
 /// Messages found in a row, before anything is cut.
@@ -116,7 +127,7 @@ impl Found {
     }
 }
 
-fn find_messages(row: &mut Map<String, Value>, spec: &DatasetSpec, repaired: &mut bool) -> Result<Found, RejectReason> {
+fn find_messages(row: &mut Row, spec: &DatasetSpec, repaired: &mut bool) -> Result<Found, RejectReason> {
     let mut empty_text = false;
     let mut empty_list = false;
     for field in LIST_FIELDS {
@@ -149,7 +160,7 @@ fn find_messages(row: &mut Map<String, Value>, spec: &DatasetSpec, repaired: &mu
         match row.remove(field) {
             Some(Value::String(text)) if text.trim().is_empty() => empty_text = true,
             Some(Value::String(text)) if field == "instruction" => {
-                let input = take_text(row, "input").filter(|input| !input.trim().is_empty());
+                let input = row.take_text("input").filter(|input| !input.trim().is_empty());
                 return Ok(Found::user(input.map_or(text.clone(), |input| format!("{text}\n\n{input}"))));
             }
             Some(Value::String(text)) => return Ok(Found::user(text)),

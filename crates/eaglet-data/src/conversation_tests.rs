@@ -10,7 +10,9 @@ fn read(row: Value) -> Result<Conversation, RejectReason> {
 
 fn read_with(row: Value, spec: &DatasetSpec) -> Result<Conversation, RejectReason> {
     let Value::Object(row) = row else { panic!("a row is an object") };
-    read_row(row, spec)
+    let mut row = Row::from(row);
+    let mut id = take_row_id(&mut row, spec.id_field.as_deref());
+    read_row(row, &mut id, spec)
 }
 
 /// The messages as JSON, the way they are sent.
@@ -182,7 +184,7 @@ fn broken_text_inside_json_text_is_repaired_on_request() {
 
 #[test]
 fn ids_are_text_or_whole_numbers() {
-    let id = |row: Value| row_id(row.as_object().unwrap(), None);
+    let id = |row: Value| take_row_id(&mut row.as_object().unwrap().clone().into(), None);
     assert_eq!(id(json!({"id": null, "uuid": "u-1"})).as_deref(), Some("u-1"));
     assert_eq!(id(json!({"id": 12.0})).as_deref(), Some("12"));
     assert_eq!(id(json!({"id": 1.5, "custom_id": -3})).as_deref(), Some("-3"));
@@ -257,7 +259,9 @@ proptest! {
     ) {
         let row: Map<String, Value> = members.into_iter().map(|(k, v)| (k.to_owned(), v)).collect();
         let spec = DatasetSpec { turns, ..DatasetSpec::default() };
-        if let Ok(read) = read_row(row, &spec) {
+        let mut row = Row::from(row);
+        let mut id = take_row_id(&mut row, None);
+        if let Ok(read) = read_row(row, &mut id, &spec) {
             let last = read.messages.last().unwrap();
             prop_assert!(matches!(last.role, Role::User | Role::Tool));
             prop_assert!(read.messages.iter().any(|message| message.role == Role::User));

@@ -7,10 +7,11 @@ use crate::conversation::{is_prompt_field, names};
 use crate::format::read_error;
 use crate::inputs::InputFile;
 use crate::reject::RejectReason;
+use crate::row::Row;
 use crate::rows::{Needs, ROW_MAX_BYTES, RawRow, Sink};
 use crate::spec::BadText;
 use eaglet_core::{Error, Result};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::borrow::Cow;
 use std::cell::Cell;
 use std::io::{BufRead, Read};
@@ -65,13 +66,13 @@ fn next<R: Read>(file: &InputFile, reader: &mut csv::Reader<R>, record: &mut csv
     })
 }
 
-type Fields = Result<Map<String, Value>, RejectReason>;
+type Fields = Result<Row, RejectReason>;
 
 fn fields(header: &[String], record: &csv::ByteRecord, needs: &Needs) -> (Fields, bool) {
     if record.len() != header.len() {
         return (Err(RejectReason::FieldCount { expected: header.len(), got: record.len() }), false);
     }
-    let mut row = Map::new();
+    let mut row = Row::default();
     let mut repaired = false;
     for (name, cell) in header.iter().zip(record).filter(|(name, cell)| !cell.is_empty() && needs.field(name)) {
         let text = match String::from_utf8_lossy(cell) {
@@ -84,7 +85,7 @@ fn fields(header: &[String], record: &csv::ByteRecord, needs: &Needs) -> (Fields
                 text
             }
         };
-        row.insert(name.clone(), Value::String(text));
+        row.insert(name.clone().into(), Value::String(text));
     }
     (Ok(row), repaired)
 }

@@ -3,16 +3,17 @@
 //! What is not here: choosing and spooling ([`crate::plan`]). Memory is bounded by about 75 bytes a usable row: an entry, and
 //! 17 bytes in a map from ids to entries. No id and no text is kept for the rows that are fine.
 
-use crate::conversation;
 use crate::inputs::InputFile;
-use crate::plan::{LISTED_ROWS_MAX, PlanEntry, Tally, origin, prompt_of};
+use crate::plan::{LISTED_ROWS_MAX, PlanEntry, Tally, origin};
+use crate::read_ahead::{Became, ReadRow};
 use crate::reject::{DuplicateRow, RejectReason, RejectedRow};
-use crate::rows::{self, RawRow};
-use crate::spec::{BadText, DatasetSpec, Duplicates, lookup};
-use eaglet_core::ids::{PromptKey, hash128};
+use crate::rows;
+use crate::spec::{BadText, DatasetSpec, Duplicates};
+use eaglet_core::ids::{BuildHashedKeyHasher, PromptKey, hash128};
 use eaglet_core::prompt::Prompt;
 use eaglet_core::{Error, Result};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 /// Names of sources beyond this number share the last one.
 const SOURCES_MAX: usize = u16::MAX as usize;
@@ -23,9 +24,9 @@ pub(crate) struct Identified<'a> {
     files: &'a [InputFile],
     pub(crate) entries: Vec<PlanEntry>,
     /// 96 bits of the hash of an id, to the first entry with that id.
-    by_id: HashMap<[u32; 3], u32>,
+    by_id: HashMap<[u32; 3], u32, BuildHashedKeyHasher>,
     /// Further entries under an id that is already in `by_id` ([`Duplicates::Keep`]).
-    by_key: HashMap<PromptKey, u32>,
+    by_key: HashMap<PromptKey, u32, BuildHashedKeyHasher>,
     /// First id on two contents: the id and both places.
     clash: Option<(String, String, String)>,
     clashes: u64,
@@ -40,8 +41,8 @@ impl<'a> Identified<'a> {
             spec,
             files,
             entries: Vec::new(),
-            by_id: HashMap::new(),
-            by_key: HashMap::new(),
+            by_id: HashMap::default(),
+            by_key: HashMap::default(),
             clash: None,
             clashes: 0,
             filter_seen: vec![false; spec.filters.len()],
@@ -51,44 +52,34 @@ impl<'a> Identified<'a> {
     }
 
     /// Counts a row; gives the prompt if it is a new one.
-    pub(crate) fn take(&mut self, file: usize, raw: RawRow<'_>) -> Result<Option<(Prompt, PlanEntry)>> {
-        let row = self.tally.rows_read;
+    pub(crate) fn take<'r>(&mut self, file: usize, row: &'r ReadRow) -> Result<Option<(&'r Prompt, PlanEntry)>> {
+        let position = self.tally.rows_read;
         self.tally.rows_read += 1;
-        let fields = match raw.fields {
-            Ok(fields) => fields,
-            Err(reason) => return Ok(self.reject(row, file, raw.number, None, reason)),
-        };
-        for (filter, seen) in self.spec.filters.iter().zip(&mut self.filter_seen) {
-            *seen |= lookup(&fields, filter.field()).is_some();
+        for (field, seen) in self.filter_seen.iter_mut().enumerate() {
+            *seen |= row.filters_seen & (1 << field.min(63)) != 0;
         }
-        if !self.spec.filters.iter().all(|filter| filter.matches(&fields)) {
-            self.tally.filtered += 1;
-            return Ok(None);
-        }
-        let id = conversation::row_id(&fields, self.spec.id_field.as_deref());
-        let read = match conversation::read_row(fields, self.spec) {
-            Ok(read) => read,
-            Err(RejectReason::NoPromptField(_)) => {
-                let reason = RejectReason::NoPromptField(raw.ignored.to_owned());
-                return Ok(self.reject(row, file, raw.number, id, reason));
+        let prompt = match &row.became {
+            Became::Prompt(prompt) => prompt,
+            Became::Filtered => {
+                self.tally.filtered += 1;
+                return Ok(None);
             }
-            Err(reason) => return Ok(self.reject(row, file, raw.number, id, reason)),
+            Became::Rejected(id, reason) => return Ok(self.reject(position, file, row.number, id, reason)),
         };
-        self.tally.repaired += u64::from(raw.repaired || read.repaired);
-        let given = read.id.is_some();
-        let prompt = prompt_of(read, row);
+        self.tally.repaired += u64::from(row.repaired);
+        let key = prompt.key();
         let entry = PlanEntry {
-            key: [(prompt.key().0 >> 64) as u64, prompt.key().0 as u64],
-            row,
+            key: [(key.0 >> 64) as u64, key.0 as u64],
+            row: position,
             offset: 0,
             length: 0,
-            number: u32::try_from(raw.number).unwrap_or(u32::MAX),
+            number: u32::try_from(row.number).unwrap_or(u32::MAX),
             file: u32::try_from(file).unwrap_or(u32::MAX),
             text_bytes: u32::try_from(prompt.text_bytes()).unwrap_or(u32::MAX),
             source: self.source(prompt.source.as_deref()),
             done: false,
         };
-        Ok(self.is_new(&prompt, &entry, given)?.then_some((prompt, entry)))
+        Ok(self.is_new(prompt, &entry, row.id_given)?.then_some((prompt, entry)))
     }
 
     /// Whether no earlier row is the same; duplicates and clashes are noted.
@@ -96,9 +87,12 @@ impl<'a> Identified<'a> {
         let index = u32::try_from(self.entries.len()).map_err(|_| {
             Error::usage(format!("more than {} prompts in one run", u32::MAX)).hint("split the data set")
         })?;
-        let Some(&first) = self.by_id.get(&id_hash(prompt.id.as_str())) else {
-            self.by_id.insert(id_hash(prompt.id.as_str()), index);
-            return Ok(true);
+        let first = match self.by_id.entry(id_hash(prompt.id.as_str())) {
+            Entry::Occupied(first) => *first.get(),
+            Entry::Vacant(free) => {
+                free.insert(index);
+                return Ok(true);
+            }
         };
         let same = if self.entries[first as usize].key() == entry.key() {
             Some(first)
@@ -129,11 +123,18 @@ impl<'a> Identified<'a> {
         Ok(true)
     }
 
-    fn reject<T>(&mut self, row: u64, file: usize, number: u64, id: Option<String>, reason: RejectReason) -> Option<T> {
+    fn reject<T>(
+        &mut self,
+        row: u64,
+        file: usize,
+        number: u64,
+        id: &Option<String>,
+        reason: &RejectReason,
+    ) -> Option<T> {
         *self.tally.rejected_counts.entry(reason.label()).or_default() += 1;
         if self.tally.rejected.len() < LISTED_ROWS_MAX {
             let origin = rows::origin(&self.files[file], number);
-            self.tally.rejected.push(RejectedRow { row, origin, id, reason });
+            self.tally.rejected.push(RejectedRow { row, origin, id: id.clone(), reason: reason.clone() });
         }
         None
     }

@@ -8,12 +8,13 @@ use crate::format::read_error;
 use crate::inputs::InputFile;
 use crate::json_text;
 use crate::reject::{RejectReason, shorten};
+use crate::row::Row;
 use crate::rows::{Needs, ROW_MAX_BYTES, RawRow, Sink};
 use crate::spec::BadText;
 use eaglet_core::{Error, Result};
 use memchr::{memchr, memchr2};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
-use serde_json::{Map, Value};
+use std::borrow::Cow;
 use std::io::BufRead;
 use std::ops::ControlFlow;
 
@@ -275,7 +276,7 @@ impl<'a> RowParser<'a> {
             .hint("expected one complete JSON object a line, or one JSON array of objects; an object spread over several lines is not JSONL")
     }
 
-    fn fields(&mut self, text: &[u8]) -> (Result<Map<String, Value>, RejectReason>, bool) {
+    fn fields(&mut self, text: &[u8]) -> (Result<Row, RejectReason>, bool) {
         let error = match self.parse(text) {
             Ok(fields) => return (Ok(fields), false),
             Err(error) => error,
@@ -297,7 +298,7 @@ impl<'a> RowParser<'a> {
         }
     }
 
-    fn parse(&mut self, text: &[u8]) -> serde_json::Result<Map<String, Value>> {
+    fn parse(&mut self, text: &[u8]) -> serde_json::Result<Row> {
         self.ignored.clear();
         let mut deserializer = serde_json::Deserializer::from_slice(text);
         let fields = NeededFields { needs: self.needs, ignored: &mut self.ignored }.deserialize(&mut deserializer)?;
@@ -318,6 +319,39 @@ fn not_an_object(text: &[u8]) -> String {
     .to_owned()
 }
 
+/// Reads a field's name without copying it: the name if the field is needed, else noted as ignored.
+struct NeededName<'a> {
+    needs: &'a Needs,
+    ignored: &'a mut String,
+}
+
+impl<'de> DeserializeSeed<'de> for NeededName<'_> {
+    type Value = Option<Cow<'static, str>>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for NeededName<'_> {
+    type Value = Option<Cow<'static, str>>;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a name")
+    }
+
+    fn visit_str<E>(self, name: &str) -> Result<Self::Value, E> {
+        let needed = self.needs.name(name);
+        if needed.is_none() && self.ignored.len() + name.len() < IGNORED_MAX_BYTES {
+            if !self.ignored.is_empty() {
+                self.ignored.push_str(", ");
+            }
+            self.ignored.push_str(name);
+        }
+        Ok(needed)
+    }
+}
+
 /// Reads an object, keeping only the needed fields: the rest is skipped without being built.
 struct NeededFields<'a> {
     needs: &'a Needs,
@@ -325,7 +359,7 @@ struct NeededFields<'a> {
 }
 
 impl<'de> DeserializeSeed<'de> for NeededFields<'_> {
-    type Value = Map<String, Value>;
+    type Value = Row;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         deserializer.deserialize_map(self)
@@ -333,25 +367,21 @@ impl<'de> DeserializeSeed<'de> for NeededFields<'_> {
 }
 
 impl<'de> Visitor<'de> for NeededFields<'_> {
-    type Value = Map<String, Value>;
+    type Value = Row;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("an object")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Self::Value, A::Error> {
-        let mut fields = Map::new();
-        while let Some(name) = access.next_key::<String>()? {
-            if self.needs.field(&name) {
-                fields.insert(name, access.next_value()?);
-                continue;
-            }
-            access.next_value::<IgnoredAny>()?;
-            if self.ignored.len() + name.len() < IGNORED_MAX_BYTES {
-                if !self.ignored.is_empty() {
-                    self.ignored.push_str(", ");
+        let NeededFields { needs, ignored } = self;
+        let mut fields = Row::default();
+        while let Some(name) = access.next_key_seed(NeededName { needs, ignored: &mut *ignored })? {
+            match name {
+                Some(name) => fields.insert(name, access.next_value()?),
+                None => {
+                    access.next_value::<IgnoredAny>()?;
                 }
-                self.ignored.push_str(&name);
             }
         }
         Ok(fields)

@@ -6,6 +6,7 @@
 use crate::conversation::{is_prompt_field, names};
 use crate::inputs::InputFile;
 use crate::reject::RejectReason;
+use crate::row::Row;
 use crate::rows::{Needs, RawRow, Sink};
 use crate::spec::BadText;
 use arrow_array::cast::AsArray;
@@ -63,12 +64,12 @@ struct Converter {
 }
 
 impl Converter {
-    fn row(&mut self, batch: &RecordBatch, at: usize) -> Result<Map<String, Value>, RejectReason> {
-        let mut fields = Map::new();
+    fn row(&mut self, batch: &RecordBatch, at: usize) -> Result<Row, RejectReason> {
+        let mut fields = Row::default();
         for (field, column) in batch.schema_ref().fields().iter().zip(batch.columns()) {
             let value = self.value(column.as_ref(), at)?;
             if !value.is_null() {
-                fields.insert(field.name().clone(), value);
+                fields.insert(field.name().clone().into(), value);
             }
         }
         Ok(fields)

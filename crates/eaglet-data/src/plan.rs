@@ -5,10 +5,11 @@
 //! entry's key is unique; the order is the data set's, or with a seed that of [`shuffle_rank`]; memory is bounded by about
 //! 75 bytes a usable row, never by the size of the texts.
 
-use crate::conversation::{self, Conversation};
+use crate::conversation::Conversation;
 use crate::hub::HubSettings;
 use crate::identified::Identified;
 use crate::inputs::{self, InputFile};
+use crate::read_ahead::{self, Became};
 use crate::reject::{DuplicateRow, RejectedRow};
 use crate::rows::{self, Needs};
 use crate::spec::DatasetSpec;
@@ -23,6 +24,8 @@ use std::path::Path;
 
 /// At most so many rejected rows, and so many duplicates, are listed one by one; all of them are counted.
 pub const LISTED_ROWS_MAX: usize = 100_000;
+/// Keys that are hashed at once for the fingerprint.
+const FINGERPRINT_KEYS: usize = 1024;
 /// Rows between two calls of `progress`.
 const PROGRESS_ROWS: u64 = 1024;
 
@@ -175,7 +178,7 @@ pub fn plan(
     hub: &HubSettings,
     work_dir: &Path,
     stdin: Option<&mut dyn Read>,
-    is_done: &mut dyn FnMut(&Prompt) -> bool,
+    is_done: &mut dyn FnMut(&Prompt, PromptKey) -> bool,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Plan> {
     if spec.max_samples == Some(0) {
@@ -189,29 +192,19 @@ pub fn plan(
     // chosen ones in a second reading. Otherwise one reading does both.
     let two_readings = spec.shuffle_seed.is_some() && spec.max_samples.is_some();
     let stop_at = if two_readings { u64::MAX } else { spec.max_samples.unwrap_or(u64::MAX) };
-    for (index, file) in files.iter().enumerate() {
-        let before = identified.tally.rows_read;
-        let flow = rows::read(file, &needs, &mut |raw| {
-            if let Some((prompt, mut entry)) = identified.take(index, raw)? {
-                if !two_readings {
-                    place(&mut entry, &prompt, &mut spool, is_done)?;
-                }
-                identified.entries.push(entry);
+    read_ahead::for_each_row(&files, &needs, spec, &mut |file, row| {
+        if let Some((prompt, mut entry)) = identified.take(file, row)? {
+            if !two_readings {
+                place(&mut entry, prompt, &mut spool, is_done)?;
             }
-            if identified.tally.rows_read.is_multiple_of(PROGRESS_ROWS) {
-                progress(identified.tally.rows_read);
-            }
-            let full = identified.entries.len() as u64 >= stop_at;
-            Ok(if full { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
-        })?;
-        if identified.tally.rows_read == before {
-            return Err(Error::data(format!("{}: no rows", file.shown))
-                .hint("the file is empty; a download or an export may have failed"));
+            identified.entries.push(entry);
         }
-        if flow.is_break() {
-            break;
+        if identified.tally.rows_read.is_multiple_of(PROGRESS_ROWS) {
+            progress(identified.tally.rows_read);
         }
-    }
+        let full = identified.entries.len() as u64 >= stop_at;
+        Ok(if full { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
     progress(identified.tally.rows_read);
     let (mut entries, mut tally) = identified.finish()?;
     if let Some(seed) = spec.shuffle_seed {
@@ -234,7 +227,7 @@ fn spool_chosen(
     files: &[InputFile],
     entries: &mut [PlanEntry],
     spool: &mut SpoolWriter,
-    is_done: &mut dyn FnMut(&Prompt) -> bool,
+    is_done: &mut dyn FnMut(&Prompt, PromptKey) -> bool,
 ) -> Result<()> {
     let mut by_row: Vec<usize> = (0..entries.len()).collect();
     by_row.sort_unstable_by_key(|index| entries[*index].row);
@@ -244,9 +237,10 @@ fn spool_chosen(
         let flow = rows::read(file, needs, &mut |raw| {
             if let Some(index) = next.next_if(|index| entries[*index].row == row) {
                 let entry = &mut entries[index];
-                let same = raw.fields.ok().and_then(|fields| conversation::read_row(fields, spec).ok());
-                let prompt = same.map(|read| prompt_of(read, row)).filter(|prompt| prompt.key() == entry.key());
-                let prompt = prompt.ok_or_else(|| changed(file))?;
+                let prompt = match read_ahead::read_row(raw, row, spec).became {
+                    Became::Prompt(prompt) if prompt.key() == entry.key() => prompt,
+                    _ => return Err(changed(file)),
+                };
                 place(entry, &prompt, spool, is_done)?;
             }
             row += 1;
@@ -269,9 +263,9 @@ fn place(
     entry: &mut PlanEntry,
     prompt: &Prompt,
     spool: &mut SpoolWriter,
-    is_done: &mut dyn FnMut(&Prompt) -> bool,
+    is_done: &mut dyn FnMut(&Prompt, PromptKey) -> bool,
 ) -> Result<()> {
-    entry.done = is_done(prompt);
+    entry.done = is_done(prompt, entry.key());
     if !entry.done {
         let place = spool.push(prompt)?;
         (entry.offset, entry.length) = (place.offset, place.length);
@@ -299,8 +293,12 @@ fn shuffle(entries: &mut [PlanEntry], seed: u64) {
 fn fingerprint(entries: &[PlanEntry]) -> u128 {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&(entries.len() as u64).to_le_bytes());
-    for entry in entries {
-        hasher.update(&entry.key().0.to_be_bytes());
+    // In pieces: a call costs as much as hashing some hundred bytes.
+    let mut piece = Vec::with_capacity(16 * FINGERPRINT_KEYS);
+    for entries in entries.chunks(FINGERPRINT_KEYS) {
+        piece.clear();
+        entries.iter().for_each(|entry| piece.extend_from_slice(&entry.key().0.to_be_bytes()));
+        hasher.update(&piece);
     }
     let mut first = [0; 16];
     first.copy_from_slice(&hasher.finalize().as_bytes()[..16]);

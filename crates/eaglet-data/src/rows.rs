@@ -3,14 +3,15 @@
 //! Rows are pushed, never collected: memory is bounded by one row (JSON, CSV) or one batch (Parquet). A fault of a single
 //! row goes to the sink as a reason; a fault of the file ends the reading with an error.
 
-use crate::conversation::is_known_field;
+use crate::conversation::known_field;
 use crate::format::{self, Layout};
 use crate::inputs::InputFile;
 use crate::reject::RejectReason;
+use crate::row::Row;
 use crate::spec::{BadText, DatasetSpec};
 use crate::{csv_rows, json_rows, parquet_rows};
 use eaglet_core::Result;
-use serde_json::{Map, Value};
+use std::borrow::Cow;
 use std::ops::ControlFlow;
 
 /// Longest row in bytes (JSON text or CSV record); longer JSON lines are set aside, unread.
@@ -21,7 +22,7 @@ pub(crate) struct RawRow<'a> {
     /// 1-based: line of the file (JSONL, CSV) or row of the file (JSON array, Parquet).
     pub(crate) number: u64,
     /// Its needed fields, or why it cannot be used.
-    pub(crate) fields: Result<Map<String, Value>, RejectReason>,
+    pub(crate) fields: Result<Row, RejectReason>,
     /// Names of fields that were not needed (for messages; may be cut short).
     pub(crate) ignored: &'a str,
     /// Whether its text was repaired.
@@ -48,7 +49,13 @@ impl Needs {
 
     /// Whether a top-level field is read at all.
     pub(crate) fn field(&self, name: &str) -> bool {
-        is_known_field(name) || self.extra.iter().any(|extra| extra == name)
+        self.name(name).is_some()
+    }
+
+    /// The name of a field that is read.
+    pub(crate) fn name(&self, name: &str) -> Option<Cow<'static, str>> {
+        let extra = || self.extra.iter().find(|extra| *extra == name).map(|extra| Cow::Owned(extra.clone()));
+        known_field(name).map(Cow::Borrowed).or_else(extra)
     }
 }
 

@@ -2,10 +2,11 @@
 //!
 //! Everything here is plain data; parsing never acts. The whole of [`DatasetSpec`] is part of a run's fingerprint.
 
+use crate::row::Row;
 use eaglet_core::prompt::Role;
 use eaglet_core::{Error, Result};
 use serde::{Serialize, Serializer};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::fmt;
 use std::str::FromStr;
 
@@ -87,8 +88,8 @@ impl Filter {
 
     /// Whether the row passes. Text compares as text, numbers as numbers, booleans as `true` and `false`; an absent or
     /// null field equals nothing (so it passes `!=`).
-    pub fn matches(&self, row: &Map<String, Value>) -> bool {
-        let equal = match lookup(row, &self.field) {
+    pub fn matches(&self, row: &Row) -> bool {
+        let equal = match row.lookup(&self.field) {
             Some(Value::String(text)) => *text == self.value,
             Some(Value::Bool(flag)) => self.value == if *flag { "true" } else { "false" },
             Some(Value::Number(number)) => {
@@ -133,22 +134,13 @@ impl Serialize for Filter {
     }
 }
 
-/// A field by its name, or by a dotted path through nested objects; a field whose own name has the dot wins.
-pub(crate) fn lookup<'a>(row: &'a Map<String, Value>, field: &str) -> Option<&'a Value> {
-    if let Some(value) = row.get(field) {
-        return Some(value);
-    }
-    let (head, rest) = field.split_once('.')?;
-    lookup(row.get(head)?.as_object()?, rest)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
 
     fn passes(filter: &str, row: Value) -> bool {
-        filter.parse::<Filter>().unwrap().matches(row.as_object().unwrap())
+        filter.parse::<Filter>().unwrap().matches(&row.as_object().unwrap().clone().into())
     }
 
     #[test]

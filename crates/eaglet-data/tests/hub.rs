@@ -72,7 +72,7 @@ fn plan_from(name: &str, home: &Path, endpoint: &str, offline: bool) -> Result<P
         home: Some(home.to_owned()),
         offline,
     };
-    plan(&spec, &hub, work.path(), None, &mut |_| false, &mut |_| {})
+    plan(&spec, &hub, work.path(), None, &mut |_, _| false, &mut |_| {})
 }
 
 #[test]

@@ -132,7 +132,7 @@ fn done_prompts_are_asked_once_and_not_spooled() {
             ..DatasetSpec::default()
         };
         let (mut asked, mut heard) = (0, 0);
-        let mut is_done = |prompt: &eaglet_core::prompt::Prompt| {
+        let mut is_done = |prompt: &eaglet_core::prompt::Prompt, _| {
             asked += 1;
             prompt.row.is_multiple_of(2)
         };
@@ -181,7 +181,7 @@ fn standard_input_is_kept_for_the_next_time() {
     let dir = tempfile::tempdir().unwrap();
     let spec = DatasetSpec { inputs: vec!["-".to_owned()], ..DatasetSpec::default() };
     let run = |input: &[u8]| {
-        plan(&spec, &HubSettings::default(), dir.path(), Some(&mut &*input), &mut |_| false, &mut |_| {})
+        plan(&spec, &HubSettings::default(), dir.path(), Some(&mut &*input), &mut |_, _| false, &mut |_| {})
     };
     let text = numbered(4);
     let first = run(text.as_bytes()).unwrap();

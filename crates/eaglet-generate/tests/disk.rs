@@ -10,7 +10,7 @@ use eaglet_core::commit::CommitSettings;
 use eaglet_core::event::Event;
 use eaglet_core::journal::Journal;
 use eaglet_core::progress::Snapshot;
-use eaglet_core::resume::{Known, RecordIndex};
+use eaglet_core::resume::{Known, RecordIndex, RecordIndexBuilder};
 use eaglet_core::storage::Storage;
 use eaglet_core::{Class, Error};
 use eaglet_data::{DatasetSpec, HubSettings};
@@ -126,8 +126,8 @@ impl Stage {
             inputs: vec![self.data.path().join("boats.jsonl").display().to_string()],
             ..DatasetSpec::default()
         };
-        let mut is_done = |prompt: &eaglet_core::prompt::Prompt| {
-            match index.known(prompt) {
+        let mut is_done = |prompt: &eaglet_core::prompt::Prompt, key| {
+            match index.known(prompt, key) {
                 Known::Done => done_before += 1,
                 Known::Failed => failed_before += 1,
                 Known::New => return false,
@@ -215,10 +215,10 @@ fn lines(storage: &FaultyStorage, path: &str) -> Vec<Vec<u8>> {
 }
 
 fn index(storage: &FaultyStorage) -> RecordIndex {
-    let mut index = RecordIndex::default();
+    let mut index = RecordIndexBuilder::default();
     lines(storage, RESPONSES).iter().for_each(|line| index.add_response_line(line, 0));
     lines(storage, FAILURES).iter().for_each(|line| index.add_failure_line(line));
-    index
+    index.build()
 }
 
 /// What is in the journals: each line must be whole, and no prompt may be there twice.

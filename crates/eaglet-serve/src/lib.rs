@@ -4,5 +4,13 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod answer;
+pub mod api;
+pub mod backend;
+pub mod face;
+pub mod http;
 pub mod random;
+pub mod shapes;
 pub mod simulate;
+pub mod vocabulary;
+pub mod wire;

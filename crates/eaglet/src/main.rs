@@ -79,6 +79,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => commands::doctor::doctor(*args),
         Command::Status(args) => commands::status::status(&args),
         Command::Stop(args) => commands::stop::stop(&args),
+        Command::Simulate(args) => commands::simulate::simulate(&args),
     });
     match end {
         Ok(Ok(exit)) => exit.into(),

@@ -13,7 +13,7 @@ pub fn plan_of(dir: &Path, inputs: &[&str], change: impl FnOnce(&mut DatasetSpec
         ..DatasetSpec::default()
     };
     change(&mut spec);
-    plan(&spec, &HubSettings::default(), dir, None, &mut |_| false, &mut |_| {})
+    plan(&spec, &HubSettings::default(), dir, None, &mut |_, _| false, &mut |_| {})
 }
 
 /// A plan of one file with this content.

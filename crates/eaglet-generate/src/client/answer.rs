@@ -3,7 +3,7 @@
 //! The content is the product, so nothing is guessed: success needs a finish reason on the list of known good ones, and text (or a tool call) for
 //! the tokens that were generated. Everything else is a failed attempt, and says which.
 
-use super::wire::{Choice, Reply, Turn};
+use super::wire::{Choice, Reply, TokenIds, Turn};
 use crate::client::AttemptFailure;
 use crate::client::tool_calls::ToolCalls;
 use eaglet_core::outcome::{Cause, Partial};
@@ -118,7 +118,7 @@ impl AnswerBuilder {
             return Err(AttemptFailure::new(Cause::ErrorInStream, error_text(error, scrubber)));
         }
         if let Some(ids) = reply.prompt_token_ids {
-            self.prompt_token_ids = Some(ids);
+            self.prompt_token_ids = Some(read_ids(&ids)?);
         }
         if let Some(usage) = reply.usage {
             self.usage = Some(usage.into());
@@ -133,7 +133,8 @@ impl AnswerBuilder {
             }
         }
         if let Some(ids) = reply.verbose.and_then(|v| v.tokens) {
-            self.add_ids(ids);
+            self.bytes += ids.len() * size_of::<u32>();
+            self.token_ids.get_or_insert_default().extend(ids);
         }
         match reply.choices.and_then(|choices| choices.into_iter().next()) {
             Some(choice) => self.take_choice(choice),
@@ -143,10 +144,14 @@ impl AnswerBuilder {
 
     fn take_choice(&mut self, choice: Choice<'_>) -> Result<(), AttemptFailure> {
         if let Some(ids) = choice.token_ids {
-            self.add_ids(ids);
+            // One id a chunk: keep the room for many.
+            let all = self.token_ids.get_or_insert_with(|| Vec::with_capacity(64));
+            let before = all.len();
+            ids.append_to(all).map_err(|error| bad_ids(&error))?;
+            self.bytes += (all.len() - before) * size_of::<u32>();
         }
         if let Some(ids) = choice.prompt_token_ids {
-            self.prompt_token_ids = Some(ids);
+            self.prompt_token_ids = Some(read_ids(&ids)?);
         }
         if let Some(reason) = choice.finish_reason.filter(|r| r.get() != "null") {
             self.finish_reason = serde_json::from_str(reason.get()).ok();
@@ -184,19 +189,6 @@ impl AnswerBuilder {
         }
         self.chunks_with_text += u64::from(had_text);
         Ok(())
-    }
-
-    fn add_ids(&mut self, ids: Vec<u32>) {
-        self.bytes += ids.len() * size_of::<u32>();
-        match &mut self.token_ids {
-            Some(all) => all.extend_from_slice(&ids),
-            // One id a chunk: keep the room for many.
-            None => {
-                let mut all = Vec::with_capacity(ids.len().max(64));
-                all.extend_from_slice(&ids);
-                self.token_ids = Some(all);
-            }
-        }
     }
 
     /// Tokens that arrived so far; chunks with text where the server gives no ids.
@@ -372,6 +364,16 @@ fn bad_json(error: &serde_json::Error, json: &[u8], scrubber: &Scrubber) -> Atte
         Cause::BadReply,
         scrubber.scrub(&format!("the reply is not what the chat API sends ({error}): {shown}")),
     )
+}
+
+fn read_ids(list: &TokenIds<'_>) -> Result<Vec<u32>, AttemptFailure> {
+    let mut ids = Vec::new();
+    list.append_to(&mut ids).map_err(|error| bad_ids(&error))?;
+    Ok(ids)
+}
+
+fn bad_ids(error: &serde_json::Error) -> AttemptFailure {
+    AttemptFailure::new(Cause::BadReply, format!("token ids that are no ids: {error}"))
 }
 
 /// The message of an error object, or the object itself.

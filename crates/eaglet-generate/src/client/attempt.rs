@@ -311,21 +311,31 @@ impl Client {
         watch: &mut Watch<'_>,
         in_flight: &InFlight,
     ) -> Result<ReadEnd, AttemptFailure> {
-        let mut whole: Vec<u8> =
-            Vec::with_capacity(usize::try_from(body.size_hint().lower()).unwrap_or(0).min(1 << 20));
+        // A reply that came in one piece is parsed where it lies.
+        let mut whole = Bytes::new();
+        let mut joined: Vec<u8> = Vec::new();
+        let announced = usize::try_from(body.size_hint().lower()).unwrap_or(0).min(1 << 20);
         while let Some(frame) = watch.frame(body).await? {
             let chunk = frame.map_err(|e| transport_failure(&e))?.into_data().unwrap_or_default();
             watch.byte_came(in_flight);
             // Text doubles at most when escaped, an id takes about 7 bytes: four times the bound is beyond any answer within it.
-            if whole.len() + chunk.len() > policy.reply_bytes_max.saturating_mul(4) {
+            if whole.len() + joined.len() + chunk.len() > policy.reply_bytes_max.saturating_mul(4) {
                 return Err(AttemptFailure::new(
                     Cause::ReplyTooLarge,
                     format!("the reply is larger than {} bytes", policy.reply_bytes_max),
                 ));
             }
-            whole.extend_from_slice(&chunk);
+            if whole.is_empty() && joined.is_empty() {
+                whole = chunk;
+                continue;
+            }
+            if joined.is_empty() {
+                joined.reserve(announced.max(whole.len() + chunk.len()));
+                joined.extend_from_slice(&std::mem::take(&mut whole));
+            }
+            joined.extend_from_slice(&chunk);
         }
-        builder.push_json(&whole, policy, &self.endpoint().scrubber)?;
+        builder.push_json(if joined.is_empty() { &whole } else { &joined }, policy, &self.endpoint().scrubber)?;
         in_flight.tokens.set(in_flight.tokens.get() + builder.tokens());
         Ok(ReadEnd::Complete(WireEnd::Orderly))
     }

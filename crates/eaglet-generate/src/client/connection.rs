@@ -19,8 +19,9 @@ use tokio_rustls::TlsConnector;
 /// Longest time a connection lies idle before it is not used again; below the 5 s after which uvicorn closes it.
 pub const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(4);
 
-/// Read buffer of one connection, in bytes at most. Thousands are open at once, so it is kept small; a vLLM chunk has 250 bytes.
-const READ_BUFFER_BYTES_MAX: usize = 16 << 10;
+/// Read buffer of one connection, in bytes at most: hyper lets it grow while reads fill it. Streams (a vLLM chunk has 250 bytes) leave it at 8 KiB,
+/// however many are open; a whole reply of a thousand tokens with their ids fits in one piece.
+const READ_BUFFER_BYTES_MAX: usize = 64 << 10;
 
 /// No connection was made.
 #[derive(Debug)]

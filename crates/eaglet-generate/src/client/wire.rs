@@ -24,7 +24,8 @@ pub struct Reply<'a> {
     /// Token counts, in whichever chunk has them.
     pub usage: Option<WireUsage>,
     /// vLLM's chat API: ids of the prompt, at the root.
-    pub prompt_token_ids: Option<Vec<u32>>,
+    #[serde(borrow)]
+    pub prompt_token_ids: Option<TokenIds<'a>>,
     /// An error inside a reply that began as 200.
     #[serde(borrow)]
     pub error: Option<&'a RawValue>,
@@ -52,9 +53,61 @@ pub struct Choice<'a> {
     #[serde(borrow)]
     pub stop_reason: Option<&'a RawValue>,
     /// vLLM, TensorRT-LLM, SGLang: ids of the completion.
-    pub token_ids: Option<Vec<u32>>,
+    #[serde(borrow)]
+    pub token_ids: Option<TokenIds<'a>>,
     /// SGLang: ids of the prompt, in the choice.
-    pub prompt_token_ids: Option<Vec<u32>>,
+    #[serde(borrow)]
+    pub prompt_token_ids: Option<TokenIds<'a>>,
+}
+
+/// A list of token ids, as text. More than half of a reply's values are ids; read one by one through serde they took a sixth of a whole reply's cost.
+#[derive(Deserialize, Debug)]
+#[serde(transparent)]
+pub struct TokenIds<'a>(#[serde(borrow)] &'a RawValue);
+
+impl TokenIds<'_> {
+    /// Appends the ids to `ids`.
+    ///
+    /// # Errors
+    /// It is not a list of whole numbers from 0 to 2^32 - 1.
+    pub fn append_to(&self, ids: &mut Vec<u32>) -> Result<(), serde_json::Error> {
+        let before = ids.len();
+        if append_compact(self.0.get().as_bytes(), ids).is_none() {
+            // White space, or something that is no id: the patient reader decides.
+            ids.truncate(before);
+            ids.extend(serde_json::from_str::<Vec<u32>>(self.0.get())?);
+        }
+        Ok(())
+    }
+}
+
+/// Reads `[1,23,456]`, with or without blanks after the commas; `None` for any other form.
+fn append_compact(list: &[u8], ids: &mut Vec<u32>) -> Option<()> {
+    let mut rest = list.strip_prefix(b"[")?.strip_suffix(b"]")?;
+    if rest.is_empty() {
+        return Some(());
+    }
+    ids.reserve(rest.len() / 6 + 1);
+    loop {
+        let mut id = 0_u64;
+        let mut digits = 0;
+        while let Some(digit) = rest.get(digits).map(|byte| byte.wrapping_sub(b'0')).filter(|digit| *digit < 10) {
+            id = id * 10 + u64::from(digit);
+            digits += 1;
+            if digits > 10 {
+                return None;
+            }
+        }
+        if digits == 0 || (digits > 1 && rest[0] == b'0') {
+            return None;
+        }
+        ids.push(u32::try_from(id).ok()?);
+        match &rest[digits..] {
+            [] => return Some(()),
+            [b',', b' ', after @ ..] | [b',', after @ ..] => rest = after,
+            _ => return None,
+        }
+    }
 }
 
 /// Message or delta.
@@ -116,4 +169,32 @@ pub struct SglExt {
 pub struct Verbose {
     /// Ids of the completion.
     pub tokens: Option<Vec<u32>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn read(text: &str) -> Result<Vec<u32>, serde_json::Error> {
+        let mut ids = vec![7];
+        let list = TokenIds(serde_json::from_str(text)?);
+        list.append_to(&mut ids).inspect_err(|_| assert_eq!(ids, [7]))?;
+        Ok(ids.split_off(1))
+    }
+
+    proptest! {
+        #[test]
+        fn ids_are_read_as_serde_reads_them(ids in proptest::collection::vec(any::<u32>(), 0..20), separator in "[, \t\n]{1,3}") {
+            let text = format!("[{}]", ids.iter().map(u32::to_string).collect::<Vec<_>>().join(&separator));
+            prop_assert_eq!(read(&text).ok(), serde_json::from_str::<Vec<u32>>(&text).ok());
+        }
+
+        #[test]
+        fn no_list_of_odd_pieces_is_read_otherwise(pieces in proptest::collection::vec(
+            prop::sample::select(vec!["0", "1", "01", "-1", "4294967295", "4294967296", "99999999999", "1.0", "1e3", "null", "\"1\"", "[]", ""]), 0..4)) {
+            let text = format!("[{}]", pieces.join(","));
+            prop_assert_eq!(read(&text).ok(), serde_json::from_str::<Vec<u32>>(&text).ok());
+        }
+    }
 }

@@ -5,7 +5,7 @@
 
 use eaglet_core::commit::CommitSettings;
 use eaglet_core::journal::Journal;
-use eaglet_core::resume::{Known, RecordIndex};
+use eaglet_core::resume::{Known, RecordIndex, RecordIndexBuilder};
 use eaglet_core::scan::{ScanLimits, scan_storage};
 use eaglet_core::storage::Storage;
 use eaglet_data::{DatasetSpec, HubSettings};
@@ -50,7 +50,7 @@ pub(crate) fn settings(concurrency: usize) -> GenerateSettings {
 
 /// What the journals of a storage hold.
 pub(crate) fn index_of(storage: &dyn Storage) -> RecordIndex {
-    let mut index = RecordIndex::default();
+    let mut index = RecordIndexBuilder::default();
     for (path, is_response) in [(RESPONSES, true), (FAILURES, false)] {
         if storage.len(Path::new(path)).unwrap().is_none() {
             continue;
@@ -64,7 +64,7 @@ pub(crate) fn index_of(storage: &dyn Storage) -> RecordIndex {
         })
         .unwrap();
     }
-    index
+    index.build()
 }
 
 /// Opens the journals, plans what is left, and runs it to its end. `observe` gets each report and may ask to stop.
@@ -82,8 +82,8 @@ pub(crate) fn session(
     let index = index_of(storage);
     let (mut done, mut failed) = (0, 0);
     let spec = DatasetSpec { inputs: vec![data.join("data.jsonl").display().to_string()], ..DatasetSpec::default() };
-    let mut known = |prompt: &_| {
-        let known = index.known(prompt);
+    let mut known = |prompt: &_, key| {
+        let known = index.known(prompt, key);
         done += u64::from(known == Known::Done);
         failed += u64::from(known == Known::Failed);
         known != Known::New

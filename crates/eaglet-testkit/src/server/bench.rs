@@ -20,14 +20,15 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::{sync::watch, task::yield_now, time::MissedTickBehavior};
 
-use super::{
+use eaglet_serve::{
     api::CREATED,
-    generate::push_event,
     http::{LAST_CHUNK, Request, head},
-    serve::Ticket,
-    vocabulary::{EOS, Random, bytes_of, draw},
-    wire::Wire,
+    random::Random,
+    shapes::push_event,
+    vocabulary::{EOS, bytes_of, draw},
 };
+
+use super::{Wire, serve::Ticket};
 
 const REPLIES: usize = 64;
 const PROMPT_TOKENS: usize = 300;

@@ -12,7 +12,10 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::answer::Finish;
+use eaglet_serve::{
+    answer::Finish,
+    api::{Counters, Gauges},
+};
 
 /// The engine of one server.
 #[derive(Debug)]
@@ -35,26 +38,6 @@ struct State {
 struct Waiter {
     tokens: usize,
     admitted: oneshot::Sender<Slot>,
-}
-
-/// Totals since the start.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counters {
-    pub(super) prompt_tokens: u64,
-    pub(super) generation_tokens: u64,
-    pub(super) preemptions: u64,
-    pub(super) stopped: u64,
-    pub(super) cut_by_length: u64,
-}
-
-/// What the gauges show.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Gauges {
-    pub(super) running: usize,
-    pub(super) waiting: usize,
-    /// Between 0 and 1.
-    pub(super) kv_cache_usage: f64,
-    pub(super) counters: Counters,
 }
 
 impl Engine {
@@ -85,7 +68,7 @@ impl Engine {
         let mut state = self.state();
         match finish {
             Finish::Stop => state.counters.stopped += 1,
-            Finish::Length => state.counters.cut_by_length += 1,
+            Finish::Length | Finish::Abort => state.counters.cut_by_length += 1,
         }
     }
 

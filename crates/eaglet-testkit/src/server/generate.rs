@@ -1,30 +1,24 @@
 //! Carries out an accepted generation: waits for a place, keeps the pace, writes the events or the whole reply.
 //!
-//! Decisions are elsewhere (`answer`, `api`, `shapes`). Invariant: when the client leaves, the place among the running is given
+//! Decisions are elsewhere (`eaglet_serve`). Invariant: when the client leaves, the place among the running is given
 //! back at once and no more tokens are counted.
 
 use std::{io, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{
-    answer::Answer,
-    api::{Job, Reply, json_reply},
-    engine::Slot,
-    http::{LAST_CHUNK, head, push_chunk},
-    serve::{Shared, Ticket},
-    shapes::{self, Choice},
-    wire::Wire,
+use eaglet_serve::{
+    answer::Plan,
+    api::{Job, Served, json_reply},
+    http::head,
+    shapes::{self, Choice, Delta, push_event},
 };
 
-/// Sends a whole reply.
-pub(super) async fn send_reply(wire: &mut Wire, reply: &Reply) -> io::Result<()> {
-    let length = reply.body.len().to_string();
-    let mut bytes =
-        head(reply.status, &[("server", "uvicorn"), ("content-type", reply.content_type), ("content-length", &length)]);
-    bytes.extend_from_slice(&reply.body);
-    wire.send(&bytes).await
-}
+use super::{
+    Wire,
+    engine::Slot,
+    serve::{Shared, Ticket},
+};
 
 /// Runs the job to its end and sends its reply.
 pub(super) async fn generate(shared: &Shared, wire: &mut Wire, job: &Job, ticket: &mut Ticket<'_>) -> io::Result<()> {
@@ -32,21 +26,25 @@ pub(super) async fn generate(shared: &Shared, wire: &mut Wire, job: &Job, ticket
     let mut slot = wire.unless_gone(shared.engine.admit(job.prompt.len())).await?;
     shared.engine.count_prompt(job.prompt.len());
     let pace = Pace { start: Instant::now(), first: ms(answer.first_token_ms), token: ms(answer.token_ms) };
-    if job.stream {
-        stream(answer, wire, job, &mut slot, pace).await?;
+    let rule = answer.rule();
+    let plans: Vec<Plan> = (0..job.choices).map(|choice| rule.plan(&job.prompt, job.limits(choice))).collect();
+    let work = Work { served: &shared.served, job, plans: &plans, step: answer.tokens_per_chunk.max(1), pace };
+    let whole = if job.stream {
+        work.stream(wire, &mut slot).await?;
+        None
     } else {
-        run(answer, wire, job, &mut slot, pace).await?;
-    }
-    for plan in &job.plans {
+        Some(work.run(wire, &mut slot).await?)
+    };
+    for plan in &plans {
         shared.engine.count_finish(plan.finish);
     }
     // Before the last bytes, so that a client that has read them also sees the gauges without this request.
     drop(slot);
     ticket.finish();
-    if job.stream {
-        return wire.send(&ending(answer, job)).await;
+    match whole {
+        None => wire.send(&work.ending()).await,
+        Some(deltas) => wire.send(&json_reply(200, &shapes::whole(&shared.served, job, &deltas)).bytes()).await,
     }
-    send_reply(wire, &json_reply(200, &shapes::whole(answer, job))).await
 }
 
 /// The longest wait; a longer one could not be added to a clock.
@@ -77,74 +75,75 @@ impl Pace {
     }
 }
 
-/// The longest plan's length and the tokens in one step.
-fn steps(answer: &Answer, job: &Job) -> (usize, usize) {
-    let longest = job.plans.iter().map(|plan| plan.ids.len()).max().unwrap_or(0);
-    (longest, answer.tokens_per_chunk.max(1))
+/// One generation.
+struct Work<'w> {
+    served: &'w Served,
+    job: &'w Job,
+    plans: &'w [Plan],
+    /// Tokens in one event.
+    step: usize,
+    pace: Pace,
 }
 
-/// How many tokens all choices together gain between `from` and `to`.
-fn gained(job: &Job, from: usize, to: usize) -> usize {
-    job.plans.iter().map(|plan| plan.ids.len().min(to).saturating_sub(from)).sum()
-}
-
-/// Generates without showing anything.
-async fn run(answer: &Answer, wire: &mut Wire, job: &Job, slot: &mut Slot, pace: Pace) -> io::Result<()> {
-    let (longest, step) = steps(answer, job);
-    for from in (0..longest).step_by(step) {
-        let to = (from + step).min(longest);
-        pace.wait(wire, to).await?;
-        wire.unless_gone(slot.generated(gained(job, from, to))).await?;
+impl Work<'_> {
+    fn longest(&self) -> usize {
+        self.plans.iter().map(|plan| plan.ids.len()).max().unwrap_or(0)
     }
-    Ok(())
-}
 
-/// Generates and sends each step; the terminating events are not sent here.
-async fn stream(answer: &Answer, wire: &mut Wire, job: &Job, slot: &mut Slot, pace: Pace) -> io::Result<()> {
-    let (longest, step) = steps(answer, job);
-    let mut choices = Choice::all(job);
-    let mut bytes = head(
-        200,
-        &[
-            ("server", "uvicorn"),
-            ("content-type", "text/event-stream; charset=utf-8"),
-            ("transfer-encoding", "chunked"),
-        ],
-    );
-    for from in (0..longest).step_by(step) {
-        let to = (from + step).min(longest);
-        if from == 0 {
-            pace.wait(wire, 1).await?;
-            for event in (0..choices.len()).filter_map(|index| shapes::opening(answer, job, index)) {
-                push_event(&mut bytes, &event.to_string());
+    /// How many tokens all choices together gain between `from` and `to`.
+    fn gained(&self, from: usize, to: usize) -> usize {
+        self.plans.iter().map(|plan| plan.ids.len().min(to).saturating_sub(from)).sum()
+    }
+
+    /// Generates without showing anything.
+    async fn run(&self, wire: &mut Wire, slot: &mut Slot) -> io::Result<Vec<Delta>> {
+        let longest = self.longest();
+        for from in (0..longest).step_by(self.step) {
+            let to = (from + self.step).min(longest);
+            self.pace.wait(wire, to).await?;
+            wire.unless_gone(slot.generated(self.gained(from, to))).await?;
+        }
+        let choices = Choice::all(self.job).into_iter().zip(self.plans);
+        Ok(choices.filter_map(|(mut choice, plan)| delta(&mut choice, plan, 0, plan.ids.len())).collect())
+    }
+
+    /// Generates and sends each step; the terminating events are not sent here.
+    async fn stream(&self, wire: &mut Wire, slot: &mut Slot) -> io::Result<()> {
+        let longest = self.longest();
+        let mut choices = Choice::all(self.job);
+        let mut bytes = head(200, &shapes::STREAM_HEADERS);
+        for from in (0..longest).step_by(self.step) {
+            let to = (from + self.step).min(longest);
+            if from == 0 {
+                self.pace.wait(wire, 1).await?;
+                for event in (0..choices.len()).filter_map(|index| shapes::opening(self.served, self.job, index)) {
+                    push_event(&mut bytes, &event.to_string());
+                }
+                wire.send(&bytes).await?;
             }
-            wire.send(&bytes).await?;
+            self.pace.wait(wire, to).await?;
+            wire.unless_gone(slot.generated(self.gained(from, to))).await?;
+            for (index, choice) in choices.iter_mut().enumerate() {
+                let Some(delta) = delta(choice, &self.plans[index], from, to) else {
+                    continue;
+                };
+                bytes.clear();
+                let event = shapes::progress(self.served, self.job, index, &delta, from == 0);
+                push_event(&mut bytes, &event.to_string());
+                wire.send(&bytes).await?;
+            }
         }
-        pace.wait(wire, to).await?;
-        wire.unless_gone(slot.generated(gained(job, from, to))).await?;
-        for (index, choice) in choices.iter_mut().enumerate() {
-            let Some(delta) = choice.advance(step) else {
-                continue;
-            };
-            bytes.clear();
-            push_event(&mut bytes, &shapes::progress(answer, job, index, delta, from == 0).to_string());
-            wire.send(&bytes).await?;
-        }
+        Ok(())
     }
-    Ok(())
+
+    fn ending(&self) -> Vec<u8> {
+        shapes::ending(self.served, self.job, self.gained(0, usize::MAX))
+    }
 }
 
-fn ending(answer: &Answer, job: &Job) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    if job.include_usage {
-        push_event(&mut bytes, &shapes::closing_usage(answer, job).to_string());
-    }
-    push_event(&mut bytes, "[DONE]");
-    bytes.extend_from_slice(LAST_CHUNK);
-    bytes
-}
-
-/// Appends one event, as a chunk of its own.
-pub(super) fn push_event(out: &mut Vec<u8>, data: &str) {
-    push_chunk(out, format!("data: {data}\n\n").as_bytes());
+/// The tokens of a plan from `from` up to `to`, `None` after its end.
+fn delta(choice: &mut Choice, plan: &Plan, from: usize, to: usize) -> Option<Delta> {
+    let end = plan.ids.len();
+    let to = to.min(end);
+    (from < to).then(|| choice.take(&plan.tokens(from, to), (to == end).then_some(plan.finish)))
 }

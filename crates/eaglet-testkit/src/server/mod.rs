@@ -1,23 +1,19 @@
 //! An OpenAI-compatible inference server that does what a script says, on 127.0.0.1 only.
 //!
 //! It speaks HTTP/1.1 by itself, because tests need what no HTTP library gives: resets, bodies cut in the middle, heads that
-//! never come, connections killed on reuse. It holds no model: [`answer`] makes its answers up from the prompt.
+//! never come, connections killed on reuse. It holds no model: the face and the answers made up from prompts are those of
+//! `eaglet simulate` (`eaglet_serve`).
 //!
 //! Invariants: each server has a thread and a runtime of its own, so a blocked test cannot stop it and the clock of a test does not
 //! drive it; nothing is printed; every request is recorded before it is acted on.
 
 pub mod answer;
-mod api;
 pub mod bench;
 mod engine;
 mod generate;
-pub mod http;
 mod play;
 pub mod script;
 mod serve;
-mod shapes;
-pub mod vocabulary;
-mod wire;
 
 use std::{
     fs::File,
@@ -30,6 +26,8 @@ use std::{
 use bytes::Bytes;
 
 use self::serve::{Phase, Shared, lock};
+pub use eaglet_serve::{http, vocabulary};
+
 pub use self::{
     answer::{Answer, Reasoning},
     bench::Bench,
@@ -70,6 +68,9 @@ impl SeenRequest {
         serde_json::from_slice(&self.body).unwrap_or_default()
     }
 }
+
+/// A connection of this server.
+type Wire = eaglet_serve::wire::Wire<tokio::net::TcpStream>;
 
 type Command = (Phase, mpsc::Sender<()>);
 

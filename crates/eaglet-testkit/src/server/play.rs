@@ -2,11 +2,12 @@
 
 use std::{io, time::Duration};
 
+use eaglet_serve::http::{LAST_CHUNK, head, push_chunk};
+
 use super::{
-    http::{LAST_CHUNK, head, push_chunk},
+    Wire,
     script::{Body, End, Rule},
     serve::{After, Shared, Ticket},
-    wire::Wire,
 };
 
 /// Carries the rule out.

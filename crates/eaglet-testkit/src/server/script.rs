@@ -7,7 +7,9 @@ use std::collections::HashMap;
 
 use serde::Deserialize;
 
-use super::{answer::Answer, bench::Bench, http::Request};
+use eaglet_serve::http::Request;
+
+use super::{answer::Answer, bench::Bench};
 
 /// Everything a scripted server does.
 #[derive(Clone, Debug, Deserialize)]

@@ -20,16 +20,17 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::{
-    Command, SeenRequest,
-    api::{self, Routed},
-    bench,
-    engine::Engine,
-    generate,
+use eaglet_serve::{
+    api::{self, Routed, Served},
     http::Request,
-    play,
+    wire::Incoming,
+};
+
+use super::{
+    Command, SeenRequest, Wire, bench,
+    engine::Engine,
+    generate, play,
     script::{Decision, RuleBook, Script},
-    wire::{Incoming, Wire},
 };
 
 /// Connections the kernel holds until they are accepted.
@@ -39,6 +40,7 @@ const BACKLOG: u32 = 8192;
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) script: Script,
+    pub(super) served: Served,
     pub(super) port: u16,
     started: Instant,
     book: Mutex<RuleBook>,
@@ -241,7 +243,7 @@ async fn serve(shared: &Shared, wire: &mut Wire, connection: usize) -> After {
             Incoming::Over => return After::Close,
             Incoming::Malformed(why) => {
                 let reply = api::json_reply(400, &json!({"detail": why.0}));
-                let _ = generate::send_reply(wire, &reply).await;
+                let _ = wire.send(&reply.bytes()).await;
                 return After::Close;
             }
         };
@@ -276,6 +278,7 @@ impl Shared {
             in_flight: AtomicUsize::new(0),
             max_in_flight: AtomicUsize::new(0),
             frozen: AtomicUsize::new(0),
+            served: answer.served(),
             script,
         }
     }
@@ -303,10 +306,10 @@ impl Shared {
             return Ok(After::Next);
         }
         let number = self.replies.fetch_add(1, Ordering::Relaxed);
-        match api::route(&self.script.answer, &self.engine.gauges(), request, number) {
+        match api::route(&self.served, &self.engine.gauges(), request, number) {
             Routed::Reply(reply) => {
                 ticket.finish();
-                generate::send_reply(wire, &reply).await?;
+                wire.send(&reply.bytes()).await?;
             }
             Routed::Generate(job) => generate::generate(self, wire, &job, ticket).await?,
         }

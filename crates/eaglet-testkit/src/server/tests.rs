@@ -7,10 +7,12 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::{
+use eaglet_serve::{
+    api, http,
     vocabulary::{EOS, decode},
-    *,
 };
+
+use super::*;
 
 /// A keep-alive client that understands just enough.
 struct Client {

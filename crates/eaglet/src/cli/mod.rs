@@ -2,11 +2,14 @@
 
 mod generate;
 mod seconds;
+mod simulate;
 
 pub(crate) use generate::{
     BadText, ConcurrencyArg, Connection, DoctorArgs, Duplicates, GenerateArgs, Input, Judging, Limits, SamplingArgs,
     Turns,
 };
+
+pub(crate) use simulate::SimulateArgs;
 
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
@@ -29,6 +32,8 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// Stop a run: what is out is finished, nothing is lost
     Stop(StopArgs),
+    /// Pretend to be an inference server, to rehearse a run without a GPU
+    Simulate(SimulateArgs),
 }
 
 #[derive(Args)]

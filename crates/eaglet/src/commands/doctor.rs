@@ -104,7 +104,7 @@ fn dataset(args: &DoctorArgs, findings: &mut Vec<Finding>) -> (u64, u64) {
         ..DatasetSpec::default()
     };
     let scratch = std::env::temp_dir();
-    match eaglet_data::plan(&spec, &environment::hub_settings(), &scratch, None, &mut |_| true, &mut |_| {}) {
+    match eaglet_data::plan(&spec, &environment::hub_settings(), &scratch, None, &mut |_, _| true, &mut |_| {}) {
         Err(error) => {
             findings.push(Finding::failure(CHECK, error.to_string(), error.hint_text().unwrap_or_default()));
             (0, 0)

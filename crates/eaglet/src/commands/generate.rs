@@ -10,7 +10,7 @@ use eaglet_core::journal::Journal;
 use eaglet_core::lock::RunLock;
 use eaglet_core::outcome::{FailedAs, Failure};
 use eaglet_core::provenance::{Provenance, now};
-use eaglet_core::resume::{Known, RecordIndex};
+use eaglet_core::resume::{Known, RecordIndex, RecordIndexBuilder};
 use eaglet_core::run_dir::RunDir;
 use eaglet_core::run_file::{ConfigChange, GenerateStage, RUN_FORMAT_VERSION, RunFile, StageState, differences};
 use eaglet_core::storage::{RealStorage, Storage};
@@ -106,7 +106,7 @@ impl Session<'_> {
             &environment::hub_settings(),
             self.run_dir.path(),
             Some(&mut std::io::stdin().lock()),
-            &mut |prompt| counts.known(index.known(prompt), retry_failed),
+            &mut |prompt, key| counts.known(index.known(prompt, key), retry_failed),
             &mut |_| {},
         )?;
         tell_plan(&plan, log);
@@ -344,22 +344,22 @@ const SCAN_THREADS_MAX: usize = 4;
 /// Reads what earlier sessions left.
 pub(super) fn read_index(run_dir: &RunDir) -> Result<RecordIndex> {
     let threads = std::thread::available_parallelism().map_or(2, std::num::NonZero::get).min(SCAN_THREADS_MAX);
-    let mut parts: Vec<RecordIndex> = Vec::new();
+    let mut parts: Vec<RecordIndexBuilder> = Vec::new();
     if run_dir.responses().exists() {
         parts = scan::scan(
             &run_dir.responses(),
-            |index: &mut RecordIndex, line| index.add_response_line(line.bytes, line.offset),
+            |index: &mut RecordIndexBuilder, line| index.add_response_line(line.bytes, line.offset),
             threads,
         )?;
     }
     if run_dir.failures().exists() {
         parts.extend(scan::scan(
             &run_dir.failures(),
-            |index: &mut RecordIndex, line| index.add_failure_line(line.bytes),
+            |index: &mut RecordIndexBuilder, line| index.add_failure_line(line.bytes),
             1,
         )?);
     }
-    Ok(parts.into_iter().reduce(RecordIndex::merge).unwrap_or_default())
+    Ok(parts.into_iter().reduce(RecordIndexBuilder::merge).unwrap_or_default().build())
 }
 
 fn tell_index(index: &RecordIndex, log: &RunLog) {

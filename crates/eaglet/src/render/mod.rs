@@ -3,5 +3,6 @@
 pub(crate) mod error;
 pub(crate) mod findings;
 pub(crate) mod progress;
+pub(crate) mod simulated;
 pub(crate) mod summary;
 pub(crate) mod units;

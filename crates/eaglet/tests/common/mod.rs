@@ -93,6 +93,11 @@ impl Running {
         String::from_utf8_lossy(&std::fs::read(&self.stderr).unwrap()).into_owned()
     }
 
+    /// What it has printed on stdout so far.
+    pub(crate) fn printed(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.stdout).unwrap()).into_owned()
+    }
+
     /// Waits for its end.
     pub(crate) fn ended(mut self) -> Ended {
         let until = Instant::now() + DEADLINE;

@@ -1,4 +1,4 @@
-//! The HTTP/1.1 a scripted server needs: requests out of bytes, reply heads and chunks into bytes.
+//! The HTTP/1.1 the face needs: requests out of bytes, reply heads and chunks into bytes.
 //!
 //! Pure: no socket is touched here. It is no general HTTP library: no `Expect: 100-continue`, no upgrades, no compression, and
 //! header values are read as Latin-1.

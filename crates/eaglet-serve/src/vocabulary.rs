@@ -1,4 +1,4 @@
-//! The made-up tokenizer of the scripted server: a fixed, reversible rule between token ids and pieces of text.
+//! The made-up tokenizer of servers without a model: a fixed, reversible rule between token ids and pieces of text.
 //!
 //! No language model's tokenizer. Its use is that ids and text can be checked against each other without any file.
 //!
@@ -9,6 +9,8 @@
 //! `decode(encode(text)) == text`; encoding takes the longest piece that fits.
 
 use std::{collections::HashMap, sync::LazyLock};
+
+use crate::random::Random;
 
 /// Begins every prompt.
 pub const BOS: u32 = 1;
@@ -180,31 +182,6 @@ pub fn draw(random: &mut Random) -> Vec<u32> {
 /// Draws one token that holds only whole characters.
 pub fn draw_one(random: &mut Random) -> u32 {
     FIRST_PIECE + random.below(PIECES.len() as u32)
-}
-
-/// A small seeded generator (SplitMix64). The same seed gives the same numbers on every machine.
-#[derive(Clone, Debug)]
-pub struct Random(u64);
-
-impl Random {
-    /// A generator that starts at `seed`.
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// The next 64 bits.
-    pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// A number below `bound`, which must be above 0.
-    pub fn below(&mut self, bound: u32) -> u32 {
-        (self.bits() % u64::from(bound)) as u32
-    }
 }
 
 /// Turns ids into text one at a time and holds an unfinished character back until its last byte, as vLLM's detokenizer does.

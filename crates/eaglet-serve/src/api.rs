@@ -1,66 +1,142 @@
-//! The default face of the scripted server: routes, request checks and error bodies as vLLM 0.32 has them.
+//! The face: routes, request checks and error bodies as vLLM 0.32 has them.
 //!
 //! Pure: a request goes in, a whole reply or a [`Job`] comes out. What a job's reply looks like is in `shapes`, its pace in
-//! `generate`. Fields that are not read here (temperature, stop strings, log probabilities) are accepted and have no effect.
+//! `face`. Fields that are not read here (temperature, stop strings, log probabilities) are accepted and have no effect.
 
 use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use super::{
-    answer::{Answer, Limits, Plan, split_prompt},
-    engine::Gauges,
-    http::Request,
+use crate::{
+    answer::{Limits, Reasoning, split_prompt},
+    http::{Request, head},
     vocabulary::{ASSISTANT, BOS, Control, EOS, SYSTEM, TOOL, USER, decode, encode},
 };
 
 const VERSION: &str = "0.32.0";
 /// The creation time in every reply, in seconds since 1970: fixed, so that replies repeat.
-pub(super) const CREATED: u64 = 1_760_000_000;
+pub const CREATED: u64 = 1_760_000_000;
 /// The most answers to one request.
 const MAX_CHOICES: usize = 128;
-pub(super) const CHAT: &str = "/v1/chat/completions";
-pub(super) const COMPLETIONS: &str = "/v1/completions";
+/// The path of chat completions.
+pub const CHAT: &str = "/v1/chat/completions";
+/// The path of plain completions.
+pub const COMPLETIONS: &str = "/v1/completions";
+
+/// What is served, as the face tells it.
+#[derive(Clone, Debug)]
+pub struct Served {
+    /// The one model this server has.
+    pub model: String,
+    /// Prompt and answer together, in tokens.
+    pub max_model_len: usize,
+    /// Where reasoning goes.
+    pub reasoning: Reasoning,
+    /// Whether `return_token_ids` is understood; other servers ignore it.
+    pub knows_token_ids: bool,
+    /// When set, requests under `/v1/` without this bearer token get 401.
+    pub api_key: Option<String>,
+}
+
+/// What the gauges show.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Gauges {
+    /// Sequences in the batch.
+    pub running: usize,
+    /// Sequences in the queue.
+    pub waiting: usize,
+    /// From 0 to 1.
+    pub kv_cache_usage: f64,
+    /// Totals since the start.
+    pub counters: Counters,
+}
+
+/// Totals since the start.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counters {
+    /// Tokens of prompts.
+    pub prompt_tokens: u64,
+    /// Tokens of answers.
+    pub generation_tokens: u64,
+    /// Sequences thrown out for want of blocks.
+    pub preemptions: u64,
+    /// Answers that ended by themselves.
+    pub stopped: u64,
+    /// Answers that ended by the limit of their request.
+    pub cut_by_length: u64,
+}
 
 /// A whole reply.
 #[derive(Clone, Debug)]
-pub(super) struct Reply {
-    pub(super) status: u16,
-    pub(super) content_type: &'static str,
-    pub(super) body: Vec<u8>,
+pub struct Reply {
+    /// The status.
+    pub status: u16,
+    /// The media type.
+    pub content_type: &'static str,
+    /// Headers beyond the usual ones.
+    pub headers: Vec<(&'static str, String)>,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+impl Reply {
+    /// The bytes on the wire.
+    pub fn bytes(&self) -> Vec<u8> {
+        let length = self.body.len().to_string();
+        let mut headers =
+            vec![("server", "uvicorn"), ("content-type", self.content_type), ("content-length", length.as_str())];
+        headers.extend(self.headers.iter().map(|(name, value)| (*name, value.as_str())));
+        let mut bytes = head(self.status, &headers);
+        bytes.extend_from_slice(&self.body);
+        bytes
+    }
 }
 
 /// What a request leads to.
 #[derive(Debug)]
-pub(super) enum Routed {
+pub enum Routed {
+    /// This reply.
     Reply(Reply),
+    /// This generation.
     Generate(Box<Job>),
 }
 
 /// An accepted generation.
 #[derive(Debug)]
-pub(super) struct Job {
-    pub(super) kind: Kind,
-    pub(super) id: String,
-    pub(super) prompt: Vec<u32>,
-    /// One per choice.
-    pub(super) plans: Vec<Plan>,
-    pub(super) stream: bool,
-    pub(super) include_usage: bool,
-    pub(super) return_token_ids: bool,
+pub struct Job {
+    /// Which of the two APIs.
+    pub kind: Kind,
+    /// The id of the reply.
+    pub id: String,
+    /// The ids of the rendered prompt.
+    pub prompt: Vec<u32>,
+    /// How many answers.
+    pub choices: usize,
+    /// Whether the reply is an event stream.
+    pub stream: bool,
+    /// Whether the stream ends with the usage.
+    pub include_usage: bool,
+    /// Whether ids are in the reply.
+    pub return_token_ids: bool,
+    limits: Limits,
 }
 
+/// The two APIs that generate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub enum Kind {
+    /// From messages.
     Chat,
+    /// From a text or ids.
     Completion,
 }
 
-pub(super) fn json_reply(status: u16, body: &Value) -> Reply {
-    Reply { status, content_type: "application/json", body: body.to_string().into_bytes() }
+/// A reply of JSON.
+pub fn json_reply(status: u16, body: &Value) -> Reply {
+    Reply { status, content_type: "application/json", headers: Vec::new(), body: body.to_string().into_bytes() }
 }
 
-fn refuse(status: u16, kind: &str, param: Value, message: &str) -> Reply {
+/// A refusal with vLLM's error object.
+pub fn refuse(status: u16, kind: &str, param: Value, message: &str) -> Reply {
     json_reply(status, &json!({"error": {"message": message, "type": kind, "param": param, "code": status}}))
 }
 
@@ -73,8 +149,8 @@ fn bad_field(param: &str, message: &str) -> Reply {
     refuse(400, "Bad Request", json!(param), message)
 }
 
-/// The answer to a request no rule took. `number` makes the reply's id.
-pub(super) fn route(answer: &Answer, gauges: &Gauges, request: &Request, number: u64) -> Routed {
+/// What a request leads to. `number` makes the reply's id.
+pub fn route(served: &Served, gauges: &Gauges, request: &Request, number: u64) -> Routed {
     let method = match request.path.as_str() {
         "/health" | "/version" | "/v1/models" | "/metrics" => "GET",
         CHAT | COMPLETIONS | "/tokenize" | "/detokenize" => "POST",
@@ -83,46 +159,53 @@ pub(super) fn route(answer: &Answer, gauges: &Gauges, request: &Request, number:
     if request.method != method {
         return Routed::Reply(json_reply(405, &json!({"detail": "Method Not Allowed"})));
     }
-    if !authorized(answer, request) {
+    if !authorized(served, request) {
         return Routed::Reply(json_reply(401, &json!({"error": "Unauthorized"})));
     }
     if method == "GET" {
-        return Routed::Reply(look(answer, gauges, &request.path));
+        return Routed::Reply(look(served, gauges, &request.path));
     }
-    posted(answer, request, number).unwrap_or_else(Routed::Reply)
+    posted(served, request, number).unwrap_or_else(Routed::Reply)
 }
 
-fn authorized(answer: &Answer, request: &Request) -> bool {
-    let Some(key) = &answer.api_key else {
+fn authorized(served: &Served, request: &Request) -> bool {
+    let Some(key) = &served.api_key else {
         return true;
     };
     !request.path.starts_with("/v1/") || request.header("authorization") == Some(&format!("Bearer {key}"))
 }
 
-fn look(answer: &Answer, gauges: &Gauges, path: &str) -> Reply {
+fn look(served: &Served, gauges: &Gauges, path: &str) -> Reply {
     match path {
-        "/health" => Reply { status: 200, content_type: "text/plain", body: Vec::new() },
+        "/health" => text_reply("text/plain", Vec::new()),
         "/version" => json_reply(200, &json!({"version": VERSION})),
-        "/metrics" => {
-            let body = metrics(&answer.model, gauges).into_bytes();
-            Reply { status: 200, content_type: "text/plain; version=0.0.4; charset=utf-8", body }
-        }
+        "/metrics" => exposition(&metrics(&served.model, gauges)),
         _ => json_reply(
             200,
             &json!({"object": "list", "data": [{
-                "id": answer.model, "object": "model", "created": CREATED, "owned_by": "vllm", "root": answer.model,
-                "parent": null, "max_model_len": answer.max_model_len, "permission": [],
+                "id": served.model, "object": "model", "created": CREATED, "owned_by": "vllm", "root": served.model,
+                "parent": null, "max_model_len": served.max_model_len, "permission": [],
             }]}),
         ),
     }
 }
 
-fn metrics(model: &str, gauges: &Gauges) -> String {
+fn text_reply(content_type: &'static str, body: Vec<u8>) -> Reply {
+    Reply { status: 200, content_type, headers: Vec::new(), body }
+}
+
+/// A reply of Prometheus text.
+pub fn exposition(text: &str) -> Reply {
+    text_reply("text/plain; version=0.0.4; charset=utf-8", text.as_bytes().to_vec())
+}
+
+/// The gauges as vLLM's exposition.
+pub fn metrics(model: &str, gauges: &Gauges) -> String {
     let counters = gauges.counters;
     let mut text = String::new();
     let mut metric = |name: &str, kind: &str, label: &str, value: f64| {
         let family = name.trim_end_matches("_total");
-        let _ = writeln!(text, "# HELP vllm:{family} Scripted.\n# TYPE vllm:{family} {kind}");
+        let _ = writeln!(text, "# HELP vllm:{family} Made up.\n# TYPE vllm:{family} {kind}");
         let _ = writeln!(text, "vllm:{name}{{engine=\"0\",{label}model_name=\"{model}\"}} {value:?}");
         if kind == "counter" {
             let _ = writeln!(
@@ -143,18 +226,18 @@ fn metrics(model: &str, gauges: &Gauges) -> String {
     text
 }
 
-fn posted(answer: &Answer, request: &Request, number: u64) -> Result<Routed, Reply> {
+fn posted(served: &Served, request: &Request, number: u64) -> Result<Routed, Reply> {
     let body: Value = serde_json::from_slice(&request.body)
         .map_err(|error| bad_field(&format!("body.{}", error.column()), &format!("JSON decode error: {error}")))?;
     let model = body.get("model").and_then(Value::as_str);
-    if let Some(model) = model.filter(|model| *model != answer.model) {
-        let message = format!("The model `{model}` does not exist. Valid aliases: {}.", answer.model);
+    if let Some(model) = model.filter(|model| *model != served.model) {
+        let message = format!("The model `{model}` does not exist. Valid aliases: {}.", served.model);
         return Err(refuse(404, "NotFoundError", json!("model"), &message));
     }
     match request.path.as_str() {
         "/tokenize" => {
             let tokens = prompt_of(&body, if body.get("messages").is_some() { Kind::Chat } else { Kind::Completion })?;
-            let reply = json!({"count": tokens.len(), "max_model_len": answer.max_model_len, "tokens": tokens, "token_strs": null});
+            let reply = json!({"count": tokens.len(), "max_model_len": served.max_model_len, "tokens": tokens, "token_strs": null});
             Ok(Routed::Reply(json_reply(200, &reply)))
         }
         "/detokenize" => {
@@ -163,15 +246,15 @@ fn posted(answer: &Answer, request: &Request, number: u64) -> Result<Routed, Rep
         }
         path => {
             let kind = if path == CHAT { Kind::Chat } else { Kind::Completion };
-            job(answer, request, &body, kind, number).map(|job| Routed::Generate(Box::new(job)))
+            job(served, request, &body, kind, number).map(|job| Routed::Generate(Box::new(job)))
         }
     }
 }
 
-fn job(answer: &Answer, request: &Request, body: &Value, kind: Kind, number: u64) -> Result<Job, Reply> {
+fn job(served: &Served, request: &Request, body: &Value, kind: Kind, number: u64) -> Result<Job, Reply> {
     let prompt = prompt_of(body, kind)?;
     let flag = |name: &str| body.get(name).and_then(Value::as_bool).unwrap_or(false);
-    let max_tokens = allowed_tokens(answer, body, kind, prompt.len())?;
+    let max_tokens = allowed_tokens(served, body, kind, prompt.len())?;
     let min_tokens = count(body, "min_tokens")?.unwrap_or(0);
     if min_tokens > max_tokens {
         let message = format!("min_tokens must be at most max_tokens={max_tokens}, got {min_tokens}.");
@@ -181,7 +264,6 @@ fn job(answer: &Answer, request: &Request, body: &Value, kind: Kind, number: u64
     if !(1..=MAX_CHOICES).contains(&choices) {
         return Err(bad_request(json!("n"), &format!("n must be from 1 to {MAX_CHOICES}, got {choices}.")));
     }
-    let limits = |choice| Limits { max_tokens, min_tokens, ignore_eos: flag("ignore_eos"), choice };
     let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
     let id = match request.header("x-request-id") {
         Some(given) => format!("{prefix}-{given}"),
@@ -190,17 +272,18 @@ fn job(answer: &Answer, request: &Request, body: &Value, kind: Kind, number: u64
     Ok(Job {
         kind,
         id,
-        plans: (0..choices).map(|choice| answer.plan(&prompt, limits(choice))).collect(),
+        choices,
         prompt,
         stream: flag("stream"),
         include_usage: body.pointer("/stream_options/include_usage").and_then(Value::as_bool).unwrap_or(false),
-        return_token_ids: flag("return_token_ids") && answer.knows_token_ids,
+        return_token_ids: flag("return_token_ids") && served.knows_token_ids,
+        limits: Limits { max_tokens, min_tokens, ignore_eos: flag("ignore_eos"), choice: 0, seed: seed(body) },
     })
 }
 
 /// How many tokens the request may generate, or vLLM's refusal when prompt and answer cannot fit the context.
-fn allowed_tokens(answer: &Answer, body: &Value, kind: Kind, prompt: usize) -> Result<usize, Reply> {
-    let context = answer.max_model_len;
+fn allowed_tokens(served: &Served, body: &Value, kind: Kind, prompt: usize) -> Result<usize, Reply> {
+    let context = served.max_model_len;
     if prompt >= context {
         let least = context + 1;
         let message = format!(
@@ -238,6 +321,11 @@ fn count(body: &Value, name: &str) -> Result<Option<usize>, Reply> {
             None => Err(bad_field(&format!("body.{name}"), "Input should be a valid integer")),
         },
     }
+}
+
+/// The sampling seed; only its difference matters, so a negative one may wrap.
+fn seed(body: &Value) -> u64 {
+    body.get("seed").and_then(|seed| seed.as_u64().or(seed.as_i64().map(i64::cast_unsigned))).unwrap_or(0)
 }
 
 fn ids_of(value: &Value) -> Option<Vec<u32>> {
@@ -304,8 +392,13 @@ fn message_text(message: &Value) -> String {
 }
 
 impl Job {
+    /// What the answer number `choice` may be.
+    pub fn limits(&self, choice: usize) -> Limits {
+        Limits { choice, ..self.limits }
+    }
+
     /// The part of the answer that was already in the prompt; its last bytes may be half a character.
-    pub(super) fn begun(&self) -> &[u32] {
+    pub fn begun(&self) -> &[u32] {
         split_prompt(&self.prompt).1
     }
 }
