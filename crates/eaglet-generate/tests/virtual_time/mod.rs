@@ -489,7 +489,10 @@ fn rate_at(scenario: &Scenario, limit: usize) -> f64 {
 /// The rate of the best fixed limit that the file names, or of its neighbours if they are better.
 pub(crate) fn best_rate_named(scenario: &Scenario) -> f64 {
     let best = scenario.expect.best_fixed as f64;
-    [best, best / 1.2, best * 1.2].map(|limit| rate_at(scenario, limit.round() as usize)).into_iter().fold(0.0, f64::max)
+    [best, best / 1.2, best * 1.2]
+        .map(|limit| rate_at(scenario, limit.round() as usize))
+        .into_iter()
+        .fold(0.0, f64::max)
 }
 
 /// The best fixed limit and its rate: a coarse search over the whole range, then finer ones around the best. Of limits that are equally good to half a
