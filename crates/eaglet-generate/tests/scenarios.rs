@@ -77,11 +77,15 @@ scenarios! {
 #[test]
 #[ignore = "the whole search, for nightly runs"]
 fn every_best_fixed_limit_is_the_best() {
+    let mut wrong = vec![];
     for (name, scenario) in scenario::all() {
         let (limit, best) = best_fixed(&scenario);
         let named = best_rate_named(&scenario);
-        assert!(named >= best * 0.995, "{name}: {best:.0} tok/s at {limit}, {named:.0} tok/s around the one named");
+        if named < best * 0.995 {
+            wrong.push(format!("{name}: {best:.0} tok/s at {limit}, {named:.0} tok/s around the one named"));
+        }
     }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 /// The same scenarios with other prompts: the limiter must not be made for one draw of lengths. One percent less is allowed.
