@@ -26,6 +26,9 @@ pub enum Event {
         endpoint: String,
         /// Why eaglet thinks so.
         reason: String,
+        /// Other servers that are up; with none the run pauses.
+        #[serde(default)]
+        others_up: u64,
     },
     /// The server is back.
     ServerUp {
@@ -33,6 +36,41 @@ pub enum Event {
         endpoint: String,
         /// Seconds it was away.
         down_s: f64,
+    },
+    /// A server joined the run while it went on.
+    ServerAdded {
+        /// Server, without credentials.
+        endpoint: String,
+    },
+    /// A server left the run.
+    ServerRemoved {
+        /// Server, without credentials.
+        endpoint: String,
+        /// Why.
+        reason: String,
+    },
+    /// Requests broke on a server one after another: it gets none for a while, the others do.
+    ServerEjected {
+        /// Server, without credentials.
+        endpoint: String,
+        /// What broke last.
+        reason: String,
+    },
+    /// A server that was ejected answered its probe.
+    ServerReadmitted {
+        /// Server, without credentials.
+        endpoint: String,
+    },
+    /// The limiter changed how many requests may be out at a server.
+    LimitChanged {
+        /// Server, without credentials.
+        endpoint: String,
+        /// Before.
+        from: u64,
+        /// Now.
+        to: u64,
+        /// Why, in words.
+        reason: String,
     },
     /// The disk does not take the records; nothing new is sent until it does.
     DiskBlocked {
@@ -71,10 +109,22 @@ impl Event {
                 format!("resumed: {planned} prompts, {already_ended} of them ended in earlier sessions")
             }
             Event::Notice { text } => text.clone(),
-            Event::ServerDown { endpoint, reason } => {
+            Event::ServerDown { endpoint, reason, others_up: 0 } => {
                 format!("paused: {endpoint} is down ({reason}); waiting for it, no prompt is lost")
             }
+            Event::ServerDown { endpoint, reason, .. } => {
+                format!("{endpoint} is down ({reason}); its prompts go to the other servers")
+            }
             Event::ServerUp { endpoint, down_s } => format!("going on: {endpoint} is back after {down_s:.0} s"),
+            Event::ServerAdded { endpoint } => format!("{endpoint} joins the run"),
+            Event::ServerRemoved { endpoint, reason } => format!("{endpoint} leaves the run: {reason}"),
+            Event::ServerEjected { endpoint, reason } => {
+                format!("requests to {endpoint} break one after another ({reason}); it is left out for a while")
+            }
+            Event::ServerReadmitted { endpoint } => format!("{endpoint} answers again"),
+            Event::LimitChanged { endpoint, from, to, reason } => {
+                format!("limit {from} -> {to} at {endpoint}: {reason}")
+            }
             Event::DiskBlocked { reason } => format!("paused: {reason}; going on when the disk takes it"),
             Event::DiskUnblocked => "going on: the disk takes records again".to_owned(),
             Event::Draining { reason } => format!("{reason}: finishing the requests that are out, sending no new ones"),

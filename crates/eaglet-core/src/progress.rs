@@ -50,6 +50,53 @@ pub struct Continued {
     pub started_again: u64,
 }
 
+/// How one server is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ServerPhase {
+    /// It gets requests.
+    Up,
+    /// It is away.
+    Down,
+    /// Requests broke on it: it is left out for a while, then probed.
+    Ejected,
+    /// It was taken off the list; what is out is finished.
+    Leaving,
+}
+
+/// One server of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ServerProgress {
+    /// Server, without credentials.
+    pub endpoint: String,
+    /// How it is.
+    pub state: ServerPhase,
+    /// Requests that may be out.
+    pub limit: u64,
+    /// Requests that are.
+    pub in_flight: u64,
+    /// Tokens received from it in this session.
+    pub tokens: u64,
+    /// Its gauges.
+    pub gauges: ServerGauges,
+}
+
+impl ServerGauges {
+    /// Several servers as one: requests and counters add up, the fullest cache decides.
+    #[must_use]
+    pub fn joined(self, other: ServerGauges) -> ServerGauges {
+        let add = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(|a, b| a + b);
+        ServerGauges {
+            running: add(self.running, other.running),
+            waiting: add(self.waiting, other.waiting),
+            kv_use: self.kv_use.into_iter().chain(other.kv_use).reduce(f64::max),
+            preemptions: add(self.preemptions, other.preemptions),
+            generation_tokens: add(self.generation_tokens, other.generation_tokens),
+            not_available: self.not_available.or(other.not_available),
+        }
+    }
+}
+
 /// The state of a run at one instant. Rates are per second.
 #[derive(Clone, Debug, Serialize)]
 pub struct Snapshot {
@@ -77,7 +124,7 @@ pub struct Snapshot {
     pub unsynced: u64,
     /// Prompts not sent yet.
     pub not_started: u64,
-    /// The concurrency limit.
+    /// Requests that may be out, all servers together.
     pub concurrency: u64,
     /// Requests ended per second over the last 30 s.
     pub requests_per_s: Option<f64>,
@@ -103,8 +150,10 @@ pub struct Snapshot {
     pub by_status: BTreeMap<&'static str, u64>,
     /// Answers of this session by finish reason.
     pub by_finish_reason: BTreeMap<String, u64>,
-    /// The server's gauges.
+    /// The server's gauges; of several servers, all together.
     pub server: ServerGauges,
+    /// Each server.
+    pub servers: Vec<ServerProgress>,
     /// What was lost, by prompt length and by source.
     pub losses: LossTable,
     /// Interrupted answers.

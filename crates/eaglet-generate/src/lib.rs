@@ -5,8 +5,10 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod balancer;
 pub mod bench;
 pub mod client;
+pub mod limiter;
 pub mod metrics;
 pub mod monitor;
 pub mod preflight;

@@ -33,7 +33,9 @@ pub struct Monitor {
     late_probes: Cell<u32>,
     metrics_path: Cell<Option<&'static str>>,
     looks_without_gauges: Cell<u32>,
-    /// The server came back as another one: the run cannot go on.
+    /// How often gauges were read.
+    pub looks: Cell<u64>,
+    /// The server came back as another one: nothing may be sent to it any more.
     pub fatal: RefCell<Option<Error>>,
 }
 
@@ -56,6 +58,7 @@ impl Monitor {
             late_probes: Cell::new(0),
             metrics_path: Cell::new(None),
             looks_without_gauges: Cell::new(0),
+            looks: Cell::new(0),
             fatal: RefCell::new(None),
         }
     }
@@ -188,6 +191,7 @@ impl Monitor {
             self.state.gauges_moved_at(Instant::now());
         }
         self.state.set_gauges(gauges);
+        self.looks.set(self.looks.get() + 1);
     }
 }
 

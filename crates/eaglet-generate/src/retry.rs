@@ -55,6 +55,22 @@ pub fn may_mean_server_down(cause: Cause) -> bool {
     )
 }
 
+/// Whether a failure speaks against the server it happened on, so that another one is preferred for the next attempt.
+pub fn is_the_servers(cause: Cause) -> bool {
+    matches!(
+        cause,
+        Cause::Connect
+            | Cause::Tls
+            | Cause::Reset
+            | Cause::CutStream
+            | Cause::FirstByteTimeout
+            | Cause::Silence
+            | Cause::ServerError
+            | Cause::ServerDown
+            | Cause::ErrorInStream
+    )
+}
+
 /// How often and how long a prompt is tried.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {

@@ -70,6 +70,36 @@ pub async fn detokenize(client: &Client, model: &str, ids: &[u32]) -> Option<Str
     reply.status.is_success().then(|| Some(reply.json()?.get("prompt")?.as_str()?.to_owned()))?
 }
 
+/// Whether an error of [`server_info`] says that nothing answered, which may be otherwise in a minute.
+pub fn is_unreachable(error: &Error) -> bool {
+    error.to_string().starts_with(CANNOT_REACH)
+}
+
+/// How a message about a server that does not answer begins.
+const CANNOT_REACH: &str = "cannot reach";
+
+/// Whether another server serves the model of the run. Hosts keep the same model in different places, so of the path only its last part is compared.
+///
+/// # Errors
+/// Server: it serves another one; in one line.
+pub fn same_model(run: &ServerInfo, other: &ServerInfo, label: &str) -> Result<()> {
+    let last = |root: &Option<String>| {
+        root.as_deref().and_then(|root| root.trim_end_matches('/').rsplit('/').next()).map(str::to_owned)
+    };
+    let (ours, theirs) = (last(&run.root), last(&other.root));
+    let same_root = ours.is_none() || theirs.is_none() || ours == theirs;
+    if run.model == other.model && same_root {
+        return Ok(());
+    }
+    let named = |info: &ServerInfo| match &info.root {
+        Some(root) if *root != info.model => format!("{} ({root})", info.model),
+        _ => info.model.clone(),
+    };
+    Err(Error::server(format!("{label} serves {}, the run's model is {}", named(other), named(run))).hint(
+        "the answers of two models do not belong in one run: leave this server out, or start it with the same model",
+    ))
+}
+
 /// A connection that cannot be made is the most common first experience; say exactly what was tried.
 pub fn unreachable_error(label: &str, failure: &AttemptFailure) -> Error {
     let hint = match failure.cause {
@@ -79,7 +109,7 @@ pub fn unreachable_error(label: &str, failure: &AttemptFailure) -> Error {
         Cause::Tls => "a certificate that this machine does not trust; use http:// if the server speaks plain HTTP",
         _ => "is this port an inference server's? `curl URL/v1/models` should list its models",
     };
-    Error::server(format!("cannot reach {label}: {}", failure.detail)).hint(hint)
+    Error::server(format!("{CANNOT_REACH} {label}: {}", failure.detail)).hint(hint)
 }
 
 fn choose(
@@ -142,6 +172,24 @@ mod tests {
             choose(&models(), Some("nope"), None).unwrap_err().0,
             "does not serve \"nope\"; it serves small, adapter"
         );
+    }
+
+    #[test]
+    fn the_same_model_may_lie_in_another_place() {
+        let info = |model: &str, root: Option<&str>| ServerInfo {
+            model: model.to_owned(),
+            root: root.map(str::to_owned),
+            max_model_len: None,
+            owned_by: None,
+        };
+        let ours = info("kimi", Some("/data/kimi-k2.5"));
+        for same in [info("kimi", Some("/mnt/models/kimi-k2.5/")), info("kimi", None)] {
+            assert!(same_model(&ours, &same, "http://h:1").is_ok());
+        }
+        for other in [info("kimi", Some("/data/kimi-k2")), info("qwen", Some("/data/kimi-k2.5"))] {
+            let error = same_model(&ours, &other, "http://h:1").unwrap_err().to_string();
+            assert!(error.starts_with("http://h:1 serves ") && error.contains("the run's model is kimi"), "{error}");
+        }
     }
 
     #[test]

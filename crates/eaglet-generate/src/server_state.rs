@@ -68,6 +68,11 @@ impl ServerState {
         self.gauges.borrow().clone()
     }
 
+    /// Waits until the server goes down or comes up.
+    pub async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
     /// Waits until the server is up.
     pub async fn wait_until_up(&self) {
         while self.is_down() {

@@ -67,6 +67,16 @@ pub(crate) fn raise_descriptor_limit(concurrency: u64) -> Result<()> {
     .hint("raise the hard limit (ulimit -Hn, LimitNOFILE= in a systemd unit) or lower --concurrency"))
 }
 
+/// Raises the limit of open files towards what `connections` need; how many connections it allows, `connections` at most.
+pub(crate) fn descriptors_for(connections: u64) -> u64 {
+    use rustix::process::{Resource, getrlimit};
+    if raise_descriptor_limit(connections).is_ok() {
+        return connections;
+    }
+    let now = getrlimit(Resource::Nofile).current.unwrap_or(0);
+    now.saturating_sub(DESCRIPTORS_SPARE).clamp(1, connections.max(1))
+}
+
 /// Bytes free for an ordinary user on the file system of `path`.
 pub(crate) fn free_bytes(path: &Path) -> Option<u64> {
     let stat = rustix::fs::statvfs(path).ok()?;

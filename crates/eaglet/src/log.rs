@@ -7,6 +7,7 @@ use eaglet_core::provenance::now;
 use eaglet_core::run_dir::RunDir;
 use eaglet_generate::run::Report;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -16,6 +17,8 @@ use std::time::{Duration, Instant};
 const PLAIN_LINE_INTERVAL: Duration = Duration::from_secs(15);
 /// Between two writes of `progress.json`.
 const PROGRESS_FILE_INTERVAL: Duration = Duration::from_secs(2);
+/// Between two lines of the log about the limit of one server; `events.jsonl` has all changes.
+const LIMIT_LINE_INTERVAL: Duration = Duration::from_secs(5);
 /// Columns of a plain line.
 const PLAIN_LINE_WIDTH: usize = 160;
 
@@ -36,6 +39,8 @@ pub(crate) struct RunLog {
     bar: Option<ProgressBar>,
     watcher: Watcher,
     last_plain: Option<(Instant, Phase)>,
+    /// When the log last told a change of a server's limit.
+    last_limit: HashMap<String, Instant>,
     last_file: Option<(Instant, Phase)>,
     complained: bool,
 }
@@ -51,6 +56,7 @@ impl RunLog {
             bar: None,
             watcher,
             last_plain: None,
+            last_limit: HashMap::new(),
             last_file: None,
             complained: false,
         }
@@ -77,11 +83,25 @@ impl RunLog {
     /// Takes an event: to people, to the log, to the event file.
     pub(crate) fn event(&mut self, event: &Event) {
         let sentence = event.sentence();
-        self.say(&sentence);
-        self.write_log("INFO", &sentence);
+        match event {
+            // The live line has the limit; each change goes to the event file, and some to the log.
+            Event::LimitChanged { endpoint, .. } => self.limit_changed(endpoint, &sentence),
+            _ => {
+                self.say(&sentence);
+                self.write_log("INFO", &sentence);
+            }
+        }
         let line = event.to_line(&now());
         if self.events.as_mut().is_some_and(|file| file.write_all(&line).is_err()) {
             self.complain("events.jsonl");
+        }
+    }
+
+    fn limit_changed(&mut self, endpoint: &str, sentence: &str) {
+        let last = self.last_limit.get(endpoint);
+        if last.is_none_or(|at| at.elapsed() >= LIMIT_LINE_INTERVAL) {
+            self.last_limit.insert(endpoint.to_owned(), Instant::now());
+            self.write_log("LIMIT", sentence);
         }
     }
 

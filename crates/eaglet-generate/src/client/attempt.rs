@@ -72,8 +72,17 @@ pub struct Asked {
     pub answer: Answer,
     /// What became of the prompt.
     pub status: Status,
+    /// Tokens of it that were there before this request.
+    pub tokens_before: u64,
     /// The answer as it can be continued, when it was cut at its limit and can.
     pub unfinished: Option<Box<Unfinished>>,
+}
+
+impl Asked {
+    /// Tokens that this request brought.
+    pub fn new_tokens(&self) -> u64 {
+        self.answer.completion_tokens().unwrap_or(0).saturating_sub(self.tokens_before)
+    }
 }
 
 /// What all requests of a run count together. Lives on one thread.
@@ -85,11 +94,51 @@ pub struct InFlight {
     pub last_byte: Cell<Instant>,
     /// Requests sent again at once because a reused connection was closed under them.
     pub idle_resets: Cell<u64>,
+    /// Requests out that have no token yet, and how long each has been so, summed.
+    unstarted: Cell<u64>,
+    unstarted_s: Cell<f64>,
+    unstarted_since: Cell<tokio::time::Instant>,
 }
 
 impl Default for InFlight {
     fn default() -> Self {
-        InFlight { tokens: Cell::new(0), last_byte: Cell::new(Instant::now()), idle_resets: Cell::new(0) }
+        InFlight {
+            tokens: Cell::new(0),
+            last_byte: Cell::new(Instant::now()),
+            idle_resets: Cell::new(0),
+            unstarted: Cell::new(0),
+            unstarted_s: Cell::new(0.0),
+            unstarted_since: Cell::new(tokio::time::Instant::now()),
+        }
+    }
+}
+
+impl InFlight {
+    /// Seconds that requests have spent without a token, summed over all of them: twice the same number a second apart is no queue.
+    pub fn unstarted_s(&self) -> f64 {
+        self.count_unstarted(0);
+        self.unstarted_s.get()
+    }
+
+    fn count_unstarted(&self, change: i64) {
+        let now = tokio::time::Instant::now();
+        let seconds = (now - self.unstarted_since.replace(now)).as_secs_f64();
+        self.unstarted_s.set(self.unstarted_s.get() + self.unstarted.get() as f64 * seconds);
+        self.unstarted.set(self.unstarted.get().saturating_add_signed(change));
+    }
+
+    fn begin(&self) -> Unstarted<'_> {
+        self.count_unstarted(1);
+        Unstarted(self)
+    }
+}
+
+/// A request without a token; dropped with the first one, or with the request.
+struct Unstarted<'a>(&'a InFlight);
+
+impl Drop for Unstarted<'_> {
+    fn drop(&mut self) {
+        self.0.count_unstarted(-1);
     }
 }
 
@@ -149,13 +198,15 @@ struct Watch<'a> {
     timeouts: &'a Timeouts,
     server: &'a ServerState,
     tick: Pin<Box<Sleep>>,
+    unstarted: Option<Unstarted<'a>>,
 }
 
 impl<'a> Watch<'a> {
-    fn new(mode: Mode, timeouts: &'a Timeouts, server: &'a ServerState) -> Self {
+    fn new(mode: Mode, timeouts: &'a Timeouts, server: &'a ServerState, in_flight: &'a InFlight) -> Self {
         let now = Instant::now();
         let waiting = Waiting { mode, started: now, last_byte: now, has_tokens: false, has_finished: false };
-        Watch { waiting, timeouts, server, tick: Box::pin(tokio::time::sleep(WATCH_INTERVAL)) }
+        let tick = Box::pin(tokio::time::sleep(WATCH_INTERVAL));
+        Watch { waiting, timeouts, server, tick, unstarted: Some(in_flight.begin()) }
     }
 
     fn poll_trouble(&mut self, cx: &mut Context<'_>) -> Poll<(Cause, String)> {
@@ -232,7 +283,8 @@ impl Client {
         in_flight: &InFlight,
     ) -> Result<Asked, AttemptFailure> {
         let Ask { api, body, mode, live } = ask;
-        let mut watch = Watch::new(mode, self.timeouts(), server);
+        let tokens_before = live.borrow().tokens_before();
+        let mut watch = Watch::new(mode, self.timeouts(), server, in_flight);
         let mut fresh = false;
         let (reply, connection) = loop {
             let leased = self.pool.lease(fresh).await;
@@ -283,7 +335,7 @@ impl Client {
         let (mut answer, status) = builder.finish(end, policy, &endpoint)?;
         answer.first_token_s = first_token.map(|at: Duration| seconds(at));
         answer.latency_s = seconds(watch.waiting.started.elapsed());
-        Ok(Asked { answer, status, unfinished: unfinished.map(Box::new) })
+        Ok(Asked { answer, status, tokens_before, unfinished: unfinished.map(Box::new) })
     }
 
     fn scrubbed(&self, failure: AttemptFailure) -> AttemptFailure {
@@ -324,6 +376,7 @@ impl Client {
                 in_flight.tokens.set(in_flight.tokens.get() + now - tokens);
                 tokens = now;
                 watch.waiting.has_tokens = true;
+                watch.unstarted = None;
             }
             watch.waiting.has_finished = builder.has_finish_reason();
         }

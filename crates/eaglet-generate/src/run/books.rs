@@ -1,8 +1,7 @@
 //! The books of a run: counts, rates, lengths, losses, and the snapshot made of them. No I/O.
 
-use crate::run::settings::GenerateSettings;
 use eaglet_core::outcome::{Place, Tally};
-use eaglet_core::progress::{Continued, Phase, ServerGauges, Snapshot, eta};
+use eaglet_core::progress::{Continued, Phase, ServerGauges, ServerPhase, ServerProgress, Snapshot, eta};
 use eaglet_core::provenance::now;
 use eaglet_core::response::Status;
 use eaglet_core::stats::{LossTable, Percentiles, RateWindow, percentiles};
@@ -154,8 +153,8 @@ impl Books {
         &mut self,
         phase: Phase,
         tokens: u64,
-        settings: &GenerateSettings,
         server: ServerGauges,
+        servers: Vec<ServerProgress>,
     ) -> Snapshot {
         let elapsed_s = self.started.elapsed().as_secs_f64();
         let ended = self.ended_this_session();
@@ -176,7 +175,7 @@ impl Books {
             waiting: tally.waiting(),
             unsynced: tally.unsynced(),
             not_started: tally.not_started(),
-            concurrency: settings.concurrency.get() as u64,
+            concurrency: servers.iter().filter(|s| s.state != ServerPhase::Leaving).map(|s| s.limit).sum(),
             requests_per_s: self.request_rate.per_second(),
             tokens_per_s: self.token_rate.per_second(),
             tokens_per_s_overall: per_second(tokens),
@@ -189,6 +188,7 @@ impl Books {
             by_status: self.by_status.clone(),
             by_finish_reason: self.by_finish_reason.clone(),
             server,
+            servers,
             losses: self.losses.clone(),
             continued: self.continued,
             completion_tokens: self.lengths(phase == Phase::Ended),

@@ -9,7 +9,8 @@ use eaglet_core::outcome::Cause;
 /// So many refusals in a row, without a success between them, stop the run.
 pub const REFUSALS_IN_A_ROW_MAX: usize = 8;
 
-/// So many prompts in a row whose retries were all used up stop the run, or the concurrency if it is larger: one accident can hit all that are out.
+/// So many prompts in a row whose retries were all used up stop the run, or as many as were ever out at once if that is more: one accident can hit all
+/// that are out.
 pub const EXHAUSTED_IN_A_ROW_MIN: usize = 16;
 
 /// Endings held back.
@@ -32,15 +33,14 @@ pub enum Ending {
 }
 
 impl<T> Breaker<T> {
-    /// A breaker for this concurrency. `proven`: an earlier session succeeded with the same settings.
-    pub fn new(concurrency: usize, proven: bool) -> Self {
-        Breaker {
-            held: vec![],
-            refusals: 0,
-            exhausted: 0,
-            exhausted_max: concurrency.max(EXHAUSTED_IN_A_ROW_MIN),
-            proven,
-        }
+    /// A breaker. `proven`: an earlier session succeeded with the same settings.
+    pub fn new(proven: bool) -> Self {
+        Breaker { held: vec![], refusals: 0, exhausted: 0, exhausted_max: EXHAUSTED_IN_A_ROW_MIN, proven }
+    }
+
+    /// So many requests are out at once.
+    pub fn out_at_once(&mut self, requests: usize) {
+        self.exhausted_max = self.exhausted_max.max(requests);
     }
 
     /// A prompt ended without an answer.
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn a_wrong_key_stops_the_run_and_burns_nothing() {
-        let mut breaker = Breaker::new(64, false);
+        let mut breaker = Breaker::new(false);
         let endings: Vec<_> = (0..REFUSALS_IN_A_ROW_MAX).map(|n| breaker.failed(Cause::Unauthorized, n)).collect();
         assert_eq!(endings.last(), Some(&Ending::Stop));
         assert!(endings[..REFUSALS_IN_A_ROW_MAX - 1].iter().all(|e| *e == Ending::Held));
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn refusals_between_successes_are_the_prompts_own() {
-        let mut breaker = Breaker::new(64, false);
+        let mut breaker = Breaker::new(false);
         for n in 0..100 {
             assert_eq!(breaker.failed(Cause::BadRequest, n), Ending::Held);
             assert_eq!(breaker.succeeded(), [n]);
@@ -105,14 +105,14 @@ mod tests {
 
     #[test]
     fn a_server_that_fails_everything_stops_the_run() {
-        let mut breaker = Breaker::new(4, true);
+        let mut breaker = Breaker::new(true);
         let last = (0..EXHAUSTED_IN_A_ROW_MIN).map(|n| breaker.failed(Cause::ServerError, n)).last();
         assert_eq!(last, Some(Ending::Stop));
     }
 
     #[test]
     fn few_exhausted_prompts_at_the_end_are_booked() {
-        let mut breaker = Breaker::new(4, false);
+        let mut breaker = Breaker::new(false);
         breaker.failed(Cause::Reset, 1);
         assert_eq!(breaker.finish(), Ok(vec![1]));
     }

@@ -5,6 +5,7 @@
 //! the beginning; that costs tokens and nothing else.
 
 use super::Run;
+use super::server::Server;
 use crate::client::answer::{AnswerBuilder, WireEnd};
 use crate::client::markers::Marker;
 use crate::client::request::{Continuation, SpecialTokens};
@@ -36,7 +37,7 @@ pub enum Interrupted {
     StartAgain,
 }
 
-/// What a run knows about continuing.
+/// What a run knows about continuing on one server.
 #[derive(Default)]
 pub(super) struct Continuing {
     close: tokio::sync::OnceCell<Option<Marker>>,
@@ -72,6 +73,13 @@ pub(super) enum Broke {
     Refused,
 }
 
+impl Continuing {
+    /// Whether the server is still asked to continue answers.
+    pub(super) fn is_on(&self) -> bool {
+        !self.off.get()
+    }
+}
+
 impl Draft {
     /// Begins with what an earlier session left.
     pub(super) fn of_earlier_session(mut begun: Unfinished, truncated: &[String]) -> Self {
@@ -85,9 +93,11 @@ impl Draft {
         self.begun.as_ref().map_or(0, |begun| begun.token_ids.len() as u64)
     }
 
-    /// The draft as a live answer, for the checkpoints, while no request is out.
-    pub(super) fn at_rest(&self) -> Option<LiveAnswer> {
-        Some(Rc::new(RefCell::new(AnswerBuilder::continuing(self.begun.clone()?, None))))
+    /// The draft as a live answer, for the checkpoints, while no request is out; and who answered it so far.
+    pub(super) fn at_rest(&self) -> Option<(LiveAnswer, String)> {
+        let begun = self.begun.clone()?;
+        let endpoint = begun.endpoint.clone();
+        Some((Rc::new(RefCell::new(AnswerBuilder::continuing(begun, None))), endpoint))
     }
 
     /// The truncated answer that was to be made longer, when that came to nothing.
@@ -106,7 +116,7 @@ impl Run {
             _ => true,
         });
         self.settings.mode == Mode::Stream
-            && !self.continuing.off.get()
+            && self.servers.any_continues()
             && self.template.can_continue()
             && self.template.own_limit().is_ok()
             && prompt.tools.as_ref().is_none_or(Vec::is_empty)
@@ -114,10 +124,16 @@ impl Run {
     }
 
     /// What to ask next.
-    pub(super) async fn next_step(&self, draft: &mut Draft, chat: &bytes::Bytes, limit: Option<u64>) -> Step {
+    pub(super) async fn next_step(
+        &self,
+        draft: &mut Draft,
+        chat: &bytes::Bytes,
+        limit: Option<u64>,
+        server: &Server,
+    ) -> Step {
         if let Some(begun) = draft.begun.take() {
             let tokens = begun.token_ids.len() as u64;
-            if let Some((step, begun)) = self.continuation(begun, draft.rounds, limit).await {
+            if let Some((step, begun)) = self.continuation(begun, draft.rounds, limit, server).await {
                 draft.begun = Some(begun);
                 draft.api = Some(Api::Completions);
                 return step;
@@ -133,12 +149,18 @@ impl Run {
         Step::Ask(Ask { api: Api::Chat, body: chat.clone(), mode: self.settings.mode, live })
     }
 
-    async fn continuation(&self, mut begun: Unfinished, rounds: u32, limit: Option<u64>) -> Option<(Step, Unfinished)> {
-        if self.continuing.off.get() || !self.settle_seam(&mut begun).await {
+    async fn continuation(
+        &self,
+        mut begun: Unfinished,
+        rounds: u32,
+        limit: Option<u64>,
+        server: &Server,
+    ) -> Option<(Step, Unfinished)> {
+        if !server.continuing.is_on() || !self.settle_seam(&mut begun, server).await {
             return None;
         }
         let max_tokens = self.tokens_left(&begun, rounds, limit)?;
-        let close = self.close_marker(&begun).await?;
+        let close = self.close_marker(&begun, server).await?;
         let special_tokens = if close.is_some() { SpecialTokens::Show } else { SpecialTokens::Skip };
         let mut builder = AnswerBuilder::continuing(begun.clone(), close);
         if max_tokens == 0 {
@@ -163,19 +185,18 @@ impl Run {
     fn tokens_left(&self, begun: &Unfinished, rounds: u32, limit: Option<u64>) -> Option<u64> {
         let own = self.template.own_limit().ok()?;
         let limit = own.or(limit).map(|limit| limit.saturating_mul(u64::from(rounds) + 1));
-        let context = self.settings.context_limit(&self.server);
-        tokens_left(limit, context, begun.prompt_token_ids.len() as u64, begun.token_ids.len() as u64)
+        tokens_left(limit, self.servers.context(), begun.prompt_token_ids.len() as u64, begun.token_ids.len() as u64)
     }
 
     /// Cuts an answer whose last ids may end inside a character, with the server's help; false when that is not to be had.
-    async fn settle_seam(&self, begun: &mut Unfinished) -> bool {
+    async fn settle_seam(&self, begun: &mut Unfinished, server: &Server) -> bool {
         if begun.seam == Seam::Clean {
             return true;
         }
         let from = begun.token_ids.len().saturating_sub(2 * SEAM_IDS);
         for dropped in 0..SEAM_IDS.min(begun.token_ids.len()) {
             let end = begun.token_ids.len() - dropped;
-            let Some(text) = self.detokenize(&begun.token_ids[from..end]).await else { return false };
+            let Some(text) = self.detokenize(&begun.token_ids[from..end], server).await else { return false };
             if !text.ends_with('\u{fffd}') {
                 begun.token_ids.truncate(end);
                 begun.seam = Seam::Clean;
@@ -187,14 +208,14 @@ impl Run {
 
     /// The marker that the rest of the answer will hold: `Some(None)` when the reasoning is over, or never was; `None` when nobody
     /// knows how it ends.
-    async fn close_marker(&self, begun: &Unfinished) -> Option<Option<Marker>> {
+    async fn close_marker(&self, begun: &Unfinished, server: &Server) -> Option<Option<Marker>> {
         if begun.field.is_none() || !begun.content.is_empty() {
             return Some(None);
         }
         let (_, text) = self.settings.answers.reasoning_markers.as_ref()?;
         let find = || async {
             let body = json!({"model": self.server.model, "prompt": text, "add_special_tokens": false});
-            let reply = self.client.post("/tokenize", body.to_string().into(), SIDE_TIMEOUT).await.ok();
+            let reply = server.client.post("/tokenize", body.to_string().into(), SIDE_TIMEOUT).await.ok();
             let ids = reply.and_then(|reply| reply.json()?.get("tokens")?.as_array().cloned());
             let id = match ids.as_deref() {
                 Some([only]) => only.as_u64().and_then(|id| u32::try_from(id).ok()),
@@ -202,21 +223,27 @@ impl Run {
             };
             Some(Marker { text: text.clone(), id })
         };
-        let marker = self.continuing.close.get_or_init(find).await.clone()?;
+        let marker = server.continuing.close.get_or_init(find).await.clone()?;
         let is_over = marker.id.is_some_and(|id| begun.token_ids.contains(&id));
         Some(if is_over { None } else { Some(marker) })
     }
 
-    async fn detokenize(&self, ids: &[u32]) -> Option<String> {
-        server_info::detokenize(&self.client, &self.server.model, ids).await
+    async fn detokenize(&self, ids: &[u32], server: &Server) -> Option<String> {
+        server_info::detokenize(&server.client, &self.server.model, ids).await
     }
 
     /// An attempt failed; its cause is settled. Says how many of its tokens are kept.
-    pub(super) fn broke(&self, draft: &mut Draft, failure: &mut AttemptFailure, prompt: &Prompt) -> (Broke, u64) {
+    pub(super) fn broke(
+        &self,
+        draft: &mut Draft,
+        failure: &mut AttemptFailure,
+        prompt: &Prompt,
+        server: &Server,
+    ) -> (Broke, u64) {
         let before = draft.tokens();
         let was_continued = draft.api == Some(Api::Completions);
         if was_continued && failure.tokens == 0 && means_refused(failure.cause) {
-            self.refused(failure);
+            self.refused(failure, server);
             draft.begun = None;
             self.started_again(draft, before);
             return (Broke::Refused, 0);
@@ -249,12 +276,13 @@ impl Run {
         }
     }
 
-    fn refused(&self, failure: &AttemptFailure) {
-        let refusals = self.continuing.refusals.get() + 1;
-        self.continuing.refusals.set(refusals);
-        if (failure.cause == Cause::NotFound || refusals >= REFUSALS_MAX) && !self.continuing.off.replace(true) {
+    fn refused(&self, failure: &AttemptFailure, server: &Server) {
+        let refusals = server.continuing.refusals.get() + 1;
+        server.continuing.refusals.set(refusals);
+        if (failure.cause == Cause::NotFound || refusals >= REFUSALS_MAX) && !server.continuing.off.replace(true) {
             let text = format!(
-                "interrupted answers start again: the server does not continue them ({}: {})",
+                "interrupted answers start again at {}: it does not continue them ({}: {})",
+                server.label(),
                 failure.cause.label(),
                 failure.detail
             );
@@ -269,11 +297,12 @@ impl Run {
         asked: Asked,
         limit: Option<u64>,
         prompt: &Prompt,
+        server: &Server,
     ) -> Option<(Box<Answer>, Status)> {
         if draft.api == Some(Api::Completions) {
-            self.continuing.refusals.set(0);
+            server.continuing.refusals.set(0);
         }
-        let Asked { answer, status, unfinished } = asked;
+        let Asked { answer, status, unfinished, .. } = asked;
         let may = status == Status::Truncated
             && draft.rounds < self.settings.continuation.truncated_rounds
             && self.may_continue(prompt);
@@ -298,14 +327,15 @@ impl Run {
             Some((last, rest)) if !was_cut => (rest, Some(*last)),
             _ => (ids, None),
         };
-        let Some(said) = self.detokenize(text_ids).await else { return };
+        let Some(server) = self.servers.one_up() else { return };
+        let Some(said) = self.detokenize(text_ids, &server).await else { return };
         let markers = self.settings.answers.reasoning_markers.as_ref();
         if texts_agree(&said, answer, markers) {
             return;
         }
         // A server that was asked to show special tokens may show the last one, too.
         if let Some(end) = end
-            && let Some(end) = self.detokenize(&[end]).await
+            && let Some(end) = self.detokenize(&[end], &server).await
             && let Some(without) = without_end(answer, &end).filter(|without| texts_agree(&said, without, markers))
         {
             *answer = without;

@@ -7,23 +7,25 @@ mod books;
 mod breaker;
 mod checkpoints;
 mod continuing;
+mod server;
+mod servers;
 mod settings;
 mod token_limit;
 mod worker;
 
 pub use checkpoints::Inflight;
 pub use continuing::Interrupted;
-pub use settings::{ContinuationSettings, GenerateSettings};
+pub use settings::{Concurrency, ContinuationSettings, GenerateSettings};
 
+use crate::client::endpoint::Endpoint;
 use crate::client::request::RequestTemplate;
-use crate::client::{AttemptFailure, Client, InFlight};
-use crate::monitor::Monitor;
+use crate::client::{AttemptFailure, Client, Mode};
+use crate::limiter::RateSource;
 use crate::retry::Jitter;
 use crate::server_info::ServerInfo;
 use books::{Books, End, Submitted};
 use breaker::Breaker;
 use checkpoints::Checkpoints;
-use continuing::Continuing;
 use eaglet_core::commit::{CommitEvent, CommitHandle, Committer, Stream};
 use eaglet_core::event::Event;
 use eaglet_core::inflight::InflightLog;
@@ -33,13 +35,13 @@ use eaglet_core::progress::{Phase, Snapshot};
 use eaglet_core::prompt::Prompt;
 use eaglet_core::{Error, Result};
 use eaglet_data::Plan;
+use servers::{Common, Lease, Servers};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 use token_limit::TokenLimiter;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 
 /// New prompts wait while more than this is submitted and not yet synced.
@@ -95,10 +97,12 @@ pub struct RunParts {
     pub failed_before: u64,
     /// Token counts of earlier answers.
     pub completion_tokens_before: Vec<u32>,
-    /// The client of the server.
-    pub client: Client,
-    /// The served model.
-    pub server: ServerInfo,
+    /// The servers that were reached: at least one, all with the same model. What the first says about its model holds for the run.
+    pub servers: Vec<(Client, ServerInfo)>,
+    /// Servers that were not, and join when they can be.
+    pub joining: Vec<Rc<Endpoint>>,
+    /// The list of servers, where it can change while the run goes on.
+    pub server_list: Option<watch::Receiver<Vec<Rc<Endpoint>>>>,
     /// The template of requests.
     pub template: RequestTemplate,
     /// The journal of answers.
@@ -129,19 +133,15 @@ pub struct RunEnd {
 struct Run {
     settings: GenerateSettings,
     plan: Plan,
-    client: Client,
+    servers: Rc<Servers>,
     server: ServerInfo,
     template: RequestTemplate,
     limiter: TokenLimiter,
-    monitor: Monitor,
-    in_flight: InFlight,
     books: RefCell<Books>,
     breaker: RefCell<Breaker<worker::EndedPrompt>>,
     jitter: RefCell<Jitter>,
     commits: CommitHandle,
     checkpoints: Checkpoints,
-    continuing: Continuing,
-    slots: Arc<Semaphore>,
     stop: watch::Receiver<Stop>,
     own_stop: Cell<Stop>,
     disk_blocked: Cell<bool>,
@@ -226,7 +226,7 @@ impl Run {
             Phase::Draining
         } else if self.disk_blocked.get() {
             Phase::DiskBlocked
-        } else if self.monitor.state.is_down() {
+        } else if self.servers.all_down() {
             Phase::ServerDown
         } else {
             Phase::Running
@@ -234,31 +234,22 @@ impl Run {
     }
 
     fn snapshot(&self, phase: Phase) -> Snapshot {
-        self.books.borrow_mut().snapshot(
-            phase,
-            self.in_flight.tokens.get(),
-            &self.settings,
-            self.monitor.state.gauges(),
-        )
+        let (gauges, servers) = self.servers.progress();
+        self.books.borrow_mut().snapshot(phase, self.servers.tokens(), gauges, servers)
     }
 
-    /// A slot for a prompt that was not sent yet: when the server is up, the disk takes records and not too many prompts wait for a retry.
-    async fn slot(&self) -> OwnedSemaphorePermit {
-        let waiting_max = 4 * self.settings.concurrency.get() as u64 + 64;
+    /// A slot for a prompt that was not sent yet: when a server takes one, the disk takes records and not too many prompts wait for a retry.
+    async fn slot(&self) -> Lease {
         loop {
             let changed = self.changed.notified();
             let waiting = self.books.borrow().tally.waiting();
+            let waiting_max = 4 * self.servers.limit() as u64 + 64;
             let is_open =
                 !self.disk_blocked.get() && waiting < waiting_max && self.commits.pending_bytes() < UNSYNCED_BYTES_MAX;
-            if self.monitor.state.is_down() {
-                self.monitor.state.wait_until_up().await;
-            } else if is_open {
-                if let Ok(permit) = self.slots.clone().acquire_owned().await {
-                    return permit;
-                }
-            } else {
-                changed.await;
+            if is_open {
+                return self.servers.lease(None).await;
             }
+            changed.await;
         }
     }
 }
@@ -286,29 +277,40 @@ pub async fn run(parts: RunParts, stop: watch::Receiver<Stop>, mut observe: impl
     for line in parts.row_failures {
         handle.submit(Stream::Failures, line, 0)?;
     }
-    let context = parts.settings.context_limit(&parts.server);
     let (inflight, saved) = parts.inflight.map_or((None, Default::default()), |found| (Some(found.log), found.saved));
     let checkpoint_interval = parts.settings.continuation.checkpoint_interval;
+    let Some(server) = parts.servers.first().map(|(_, info)| info.clone()) else {
+        return Err(Error::bug("a run was started without a server"));
+    };
+    let context = parts.servers.iter().filter_map(|(_, info)| parts.settings.context_limit(info)).min();
+    let servers = Servers::new(
+        Common {
+            concurrency: parts.settings.concurrency,
+            source: if parts.settings.mode == Mode::Stream { RateSource::Stream } else { RateSource::Replies },
+            timeouts: parts.settings.timeouts,
+            info: server.clone(),
+            context,
+        },
+        reports.clone(),
+    );
+    parts.servers.into_iter().for_each(|(client, info)| servers.add(client, info));
+    parts.joining.into_iter().for_each(|endpoint| servers.join(endpoint));
     let run = Rc::new(Run {
         limiter: TokenLimiter::new(parts.settings.max_completion_tokens, context),
-        monitor: Monitor::new(parts.server.clone()),
-        in_flight: InFlight::default(),
+        servers,
         books: RefCell::new(Books::new(
             parts.plan.entries().len() as u64,
             parts.done_before,
             parts.failed_before,
             parts.completion_tokens_before,
         )),
-        breaker: RefCell::new(Breaker::new(parts.settings.concurrency.get(), parts.done_before > 0)),
+        breaker: RefCell::new(Breaker::new(parts.done_before > 0)),
         jitter: RefCell::new(Jitter::new(parts.jitter_seed)),
         commits: handle,
         checkpoints: Checkpoints::new(inflight.as_ref().map(InflightLog::handle), saved, checkpoint_interval),
-        continuing: Continuing::default(),
-        slots: Arc::new(Semaphore::new(parts.settings.concurrency.get().min(Semaphore::MAX_PERMITS))),
         settings: parts.settings,
         plan: parts.plan,
-        client: parts.client,
-        server: parts.server,
+        server,
         template: parts.template,
         stop,
         own_stop: Cell::new(Stop::No),
@@ -321,10 +323,11 @@ pub async fn run(parts: RunParts, stop: watch::Receiver<Stop>, mut observe: impl
         planned: run.plan.entries().len() as u64,
         already_ended: parts.done_before + parts.failed_before,
     });
-    let mut driver = Driver::new(Rc::clone(&run));
+    let mut driver = Driver::new(Rc::clone(&run), parts.server_list);
     driver.drive(&mut commits, &mut reported, &mut observe).await;
     let unsaved = driver.last_records(committer, row_failures, &mut commits, &mut reported, &mut observe).await?;
     drop(driver);
+    run.servers.close();
     if let Some(inflight) = inflight {
         run.checkpoints.write_all();
         inflight.finish(Instant::now() + LAST_CHECKPOINT_DEADLINE);
@@ -351,11 +354,11 @@ struct Driver {
     next: usize,
     told: Stop,
     drain_until: Option<Instant>,
-    server_down_since: Option<Instant>,
+    server_list: Option<watch::Receiver<Vec<Rc<Endpoint>>>>,
 }
 
 impl Driver {
-    fn new(run: Rc<Run>) -> Self {
+    fn new(run: Rc<Run>, server_list: Option<watch::Receiver<Vec<Rc<Endpoint>>>>) -> Self {
         let entries = run.plan.entries().iter().enumerate();
         let begun = entries.filter(|(_, e)| !e.done() && run.checkpoints.has_saved(e.key())).map(|(n, _)| n);
         let begun: VecDeque<usize> = begun.collect();
@@ -367,7 +370,7 @@ impl Driver {
             next: 0,
             told: Stop::No,
             drain_until: None,
-            server_down_since: None,
+            server_list,
         }
     }
 
@@ -378,7 +381,6 @@ impl Driver {
         observe: &mut impl FnMut(Report),
     ) {
         let run = Rc::clone(&self.run);
-        let mut watching = std::pin::pin!(run.monitor.watch(&run.client, &run.in_flight));
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         let mut look = tokio::time::interval(run.checkpoints.look_interval());
@@ -392,13 +394,12 @@ impl Driver {
             }
             let may_start = run.stop() == Stop::No && !self.is_exhausted();
             tokio::select! {
-                permit = run.slot(), if may_start => self.start(permit),
+                lease = run.slot(), if may_start => self.start(lease),
                 Some(joined) = self.tasks.join_next() => self.joined(joined),
                 Some(event) = commits.recv() => self.hear_disk(event),
                 Some(report) = reported.recv() => observe(report),
                 _ = tick.tick() => self.tick(observe),
                 _ = look.tick() => run.checkpoints.look(),
-                () = &mut watching => {}
                 () = changed_or_never(&mut outside) => {}
                 () = run.changed.notified(), if !may_start => {}
             }
@@ -416,9 +417,9 @@ impl Driver {
         }
     }
 
-    fn start(&mut self, permit: OwnedSemaphorePermit) {
+    fn start(&mut self, lease: Lease) {
         let index = self.begun.pop_front().unwrap_or(self.next);
-        self.tasks.spawn_local(worker::answer_prompt(Rc::clone(&self.run), index, permit));
+        self.tasks.spawn_local(worker::answer_prompt(Rc::clone(&self.run), index, lease));
         if index == self.next {
             self.next += 1;
         }
@@ -483,25 +484,17 @@ impl Driver {
 
     fn tick(&mut self, observe: &mut impl FnMut(Report)) {
         let run = &self.run;
-        run.books.borrow_mut().tick(run.in_flight.tokens.get());
-        let endpoint = run.client.endpoint().label();
-        match (run.monitor.state.is_down(), self.server_down_since) {
-            (true, None) => {
-                self.server_down_since = Some(Instant::now());
-                run.report(Event::ServerDown { endpoint, reason: run.monitor.state.reason() });
-            }
-            (false, Some(since)) => {
-                self.server_down_since = None;
-                run.report(Event::ServerUp { endpoint, down_s: since.elapsed().as_secs_f64() });
-            }
-            _ => {}
+        run.books.borrow_mut().tick(run.servers.tokens());
+        if let Some(list) = self.server_list.as_mut().filter(|list| list.has_changed().unwrap_or(false)) {
+            run.servers.follow(&list.borrow_and_update());
         }
         if let Some(text) = run.checkpoints.take_notice() {
             run.report(Event::Notice { text });
         }
-        if let Some(error) = run.monitor.fatal.borrow_mut().take() {
+        if let Some(error) = run.servers.tick() {
             run.fail(error);
         }
+        run.breaker.borrow_mut().out_at_once(run.servers.limit());
         if self.drain_until.is_some_and(|until| Instant::now() >= until) {
             self.drain_until = None;
             run.own_stop.set(Stop::Abort);

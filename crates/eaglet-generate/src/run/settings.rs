@@ -34,11 +34,42 @@ impl Default for ContinuationSettings {
     }
 }
 
+/// Requests out at once at each server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Concurrency {
+    /// Found and held by the limiter ([`crate::limiter`]), never above `max`.
+    Auto {
+        /// The highest limit.
+        max: NonZeroUsize,
+    },
+    /// Always this.
+    Pinned(NonZeroUsize),
+}
+
+impl Concurrency {
+    /// The highest limit that is tried when nobody names one: four times vLLM's usual `--max-num-seqs`.
+    pub const AUTO_MAX: NonZeroUsize = NonZeroUsize::new(1024).expect("1024 is not 0");
+
+    /// The most that can be out at one server.
+    pub fn max(self) -> usize {
+        match self {
+            Concurrency::Auto { max } => max.get(),
+            Concurrency::Pinned(number) => number.get(),
+        }
+    }
+}
+
+impl From<NonZeroUsize> for Concurrency {
+    fn from(number: NonZeroUsize) -> Self {
+        Concurrency::Pinned(number)
+    }
+}
+
 /// Settings of the generate stage.
 #[derive(Clone, Debug)]
 pub struct GenerateSettings {
-    /// Requests out at once.
-    pub concurrency: NonZeroUsize,
+    /// Requests out at once at each server.
+    pub concurrency: Concurrency,
     /// Streamed or whole.
     pub mode: Mode,
     /// Which turns are answered.
@@ -71,9 +102,9 @@ pub struct GenerateSettings {
 
 impl GenerateSettings {
     /// Settings with every default, for this many requests at once: streamed, the server's own sampling and limits.
-    pub fn new(concurrency: NonZeroUsize) -> Self {
+    pub fn new(concurrency: impl Into<Concurrency>) -> Self {
         GenerateSettings {
-            concurrency,
+            concurrency: concurrency.into(),
             mode: Mode::Stream,
             turns: Turns::Last,
             sampling: Sampling::default(),

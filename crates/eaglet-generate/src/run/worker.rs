@@ -4,9 +4,11 @@ use super::books::{End, Submitted};
 use super::breaker::Ending;
 use super::checkpoints::Generation;
 use super::continuing::{Broke, Draft, PROGRESS_TOKENS_MIN, Step};
+use super::server::Server;
+use super::servers::Lease;
 use super::token_limit::TokenLimit;
 use super::{Run, Stop};
-use crate::client::{AttemptFailure, LiveAnswer};
+use crate::client::{Asked, AttemptFailure, LiveAnswer};
 use crate::retry::{self, Next, RetryAccount};
 use crate::turns::Conversation;
 use eaglet_core::commit::Stream;
@@ -17,7 +19,6 @@ use eaglet_core::provenance::now;
 use eaglet_core::response::{Answer, RECORD_VERSION, Response, Status};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use tokio::sync::OwnedSemaphorePermit;
 
 /// So many attempts are told in a failure record; the first ones go.
 const ATTEMPTS_TOLD_MAX: usize = 20;
@@ -66,7 +67,11 @@ struct Attempting<'a> {
     run: &'a Run,
     prompt: &'a Prompt,
     placed: Placed<'a>,
-    permit: Option<OwnedSemaphorePermit>,
+    lease: Option<Lease>,
+    /// The server on which the last attempt broke: another one is preferred.
+    avoid: Option<u64>,
+    /// The server that answered.
+    endpoint: String,
     account: RetryAccount,
     told: Vec<FailedAttempt>,
     attempts: u32,
@@ -76,7 +81,7 @@ struct Attempting<'a> {
 }
 
 /// Answers one prompt, or books why not.
-pub(super) async fn answer_prompt(run: Rc<Run>, index: usize, permit: OwnedSemaphorePermit) {
+pub(super) async fn answer_prompt(run: Rc<Run>, index: usize, lease: Lease) {
     let prompt = match run.plan.prompt(index) {
         Ok(prompt) => prompt,
         Err(error) => return run.fail(error),
@@ -89,7 +94,9 @@ pub(super) async fn answer_prompt(run: Rc<Run>, index: usize, permit: OwnedSemap
         run: &run,
         prompt: &prompt,
         placed,
-        permit: Some(permit),
+        lease: Some(lease),
+        avoid: None,
+        endpoint: String::new(),
         account: RetryAccount::default(),
         told: vec![],
         attempts: 0,
@@ -142,8 +149,11 @@ fn go_on(run: &Run, saved: Saved, conversation: &mut Conversation, prompt: &Prom
 impl Attempting<'_> {
     async fn until_answered(&mut self, conversation: &Conversation) -> Attempts {
         let run = self.run;
-        let limit =
-            run.limiter.limit(&run.client, &run.server, conversation.messages(), self.prompt.tools.as_deref()).await;
+        if !self.take_slot().await {
+            return Attempts::Left;
+        }
+        let Some(client) = self.lease.as_ref().map(|lease| &lease.server().client) else { return Attempts::Left };
+        let limit = run.limiter.limit(client, &run.server, conversation.messages(), self.prompt.tools.as_deref()).await;
         let limit = match limit {
             TokenLimit::Send(limit) => limit,
             TokenLimit::PromptTooLong(tokens) => {
@@ -158,25 +168,32 @@ impl Attempting<'_> {
             if !self.take_slot().await {
                 return Attempts::Left;
             }
+            let Some(lease) = &self.lease else { return Attempts::Left };
+            let server = Rc::clone(lease.server());
             self.placed.step(Place::InFlight);
-            let ask = match run.next_step(&mut self.draft, &body, limit).await {
+            let ask = match run.next_step(&mut self.draft, &body, limit, &server).await {
                 Step::Ask(ask) => ask,
                 Step::Answered(answer, status) => return Attempts::Answered(answer, status),
             };
-            self.watch(&ask.live);
+            self.watch(&ask.live, server.label());
             self.attempts += 1;
             let began = Instant::now();
-            match run.client.ask(ask, &run.settings.answers, &run.monitor.state, &run.in_flight).await {
-                Ok(asked) => match run.goes_on(&mut self.draft, asked, limit, self.prompt) {
-                    Some((answer, status)) => return Attempts::Answered(answer, status),
-                    None => self.rest(),
-                },
+            let asked = server.client.ask(ask, &run.settings.answers, &server.monitor.state, &server.in_flight).await;
+            lease.heard(asked.as_ref().map(Asked::new_tokens), began.elapsed());
+            match asked {
+                Ok(asked) => {
+                    self.endpoint = server.label();
+                    match run.goes_on(&mut self.draft, asked, limit, self.prompt, &server) {
+                        Some((answer, status)) => return Attempts::Answered(answer, status),
+                        None => self.rest(),
+                    }
+                }
                 Err(failure) => {
                     // The slot is free while the prompt waits.
-                    self.permit = None;
+                    self.lease = None;
                     self.placed.step(Place::Waiting);
                     run.changed.notify_waiters();
-                    if let Some(end) = self.after_failure(failure, began).await {
+                    if let Some(end) = self.after_failure(failure, began, &server).await {
                         return match self.draft.take_truncated().filter(|_| !matches!(end, Attempts::Left)) {
                             Some((answer, status)) => Attempts::Answered(answer, status),
                             None => end,
@@ -188,15 +205,14 @@ impl Attempting<'_> {
     }
 
     /// The checkpoints follow this answer.
-    fn watch(&self, live: &LiveAnswer) {
-        let endpoint = self.run.client.endpoint().label();
+    fn watch(&self, live: &LiveAnswer, endpoint: String) {
         self.run.checkpoints.watch(self.generation, self.prompt.key(), self.turn, live, endpoint);
     }
 
     /// No request is out; the checkpoints keep what there is.
     fn rest(&self) {
-        if let Some(live) = self.draft.at_rest() {
-            self.watch(&live);
+        if let Some((live, endpoint)) = self.draft.at_rest() {
+            self.watch(&live, endpoint);
         }
     }
 
@@ -206,30 +222,32 @@ impl Attempting<'_> {
             if self.run.stop() != Stop::No {
                 return false;
             }
-            if self.permit.is_some() && !self.run.monitor.state.is_down() {
+            if self.lease.as_ref().is_some_and(|lease| lease.server().is_up()) {
                 return true;
             }
-            self.permit = None;
-            let ready = async {
-                self.run.monitor.state.wait_until_up().await;
-                self.run.slots.clone().acquire_owned().await.ok()
-            };
+            self.lease = None;
             tokio::select! {
-                permit = ready => self.permit = permit,
+                lease = self.run.servers.lease(self.avoid) => self.lease = Some(lease),
                 () = self.run.stopping() => return false,
             }
         }
     }
 
     /// Waits as the retry table says; `Some` when the prompt ends here.
-    async fn after_failure(&mut self, mut failure: AttemptFailure, began: Instant) -> Option<Attempts> {
+    async fn after_failure(
+        &mut self,
+        mut failure: AttemptFailure,
+        began: Instant,
+        server: &Server,
+    ) -> Option<Attempts> {
         let run = self.run;
-        if retry::may_mean_server_down(failure.cause) && !run.monitor.is_up(&run.client).await {
+        if retry::may_mean_server_down(failure.cause) && !server.monitor.is_up(&server.client).await {
             failure.detail = format!("{} ({})", failure.detail, failure.cause.label());
             failure.cause = Cause::ServerDown;
         }
+        self.avoid = retry::is_the_servers(failure.cause).then_some(server.id);
         let arrived = failure.tokens;
-        let (broke, kept) = run.broke(&mut self.draft, &mut failure, self.prompt);
+        let (broke, kept) = run.broke(&mut self.draft, &mut failure, self.prompt, server);
         // What was dropped behind the cut is generated again.
         failure.tokens = arrived.saturating_sub(kept);
         run.books.borrow_mut().broke_off(kept, failure.tokens);
@@ -257,7 +275,7 @@ impl Attempting<'_> {
         let until_next = async {
             match next {
                 Next::After(wait) => tokio::time::sleep(wait).await,
-                _ => run.monitor.state.wait_until_up().await,
+                _ => run.servers.wait_until_one_is_up().await,
             }
         };
         tokio::select! {
@@ -291,6 +309,8 @@ impl Attempting<'_> {
         for turn in &earlier_turns {
             tokens = tokens.zip(turn.answer.completion_tokens()).map(|(a, b)| a + b);
         }
+        // Of an answer put together from several, the server that ended it.
+        let endpoint = answer.segments.last().map_or(self.endpoint, |segment| segment.endpoint.clone());
         let mut response = Response {
             v: RECORD_VERSION,
             sample_id: prompt.id.clone(),
@@ -302,7 +322,7 @@ impl Attempting<'_> {
             row: prompt.row,
             source: prompt.source.clone(),
             model: run.server.model.clone(),
-            endpoint: run.client.endpoint().label(),
+            endpoint,
             finished_at: now(),
             attempts: self.attempts,
             sampling: run.settings.sampling.clone(),

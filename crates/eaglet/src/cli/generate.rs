@@ -128,18 +128,25 @@ pub(crate) struct Input {
 #[derive(Args)]
 #[command(next_help_heading = "Server")]
 pub(crate) struct Connection {
-    /// Server, with or without /v1
-    #[arg(long, visible_alias = "vllm-url", value_name = "URL", default_value = "http://127.0.0.1:8000")]
-    pub(crate) url: String,
+    /// Server, with or without /v1; may be repeated: the same model on several servers [default: http://127.0.0.1:8000]
+    #[arg(long, visible_alias = "vllm-url", value_name = "URL")]
+    pub(crate) url: Vec<String>,
+    /// File with one server a line (# begins a comment), read again while the run goes on: new ones join, those taken off it
+    /// finish what is out
+    #[arg(long, value_name = "FILE", conflicts_with = "url")]
+    pub(crate) url_file: Option<PathBuf>,
     /// Model name to ask for; by default the one the server lists
     #[arg(long, value_name = "NAME")]
     pub(crate) model: Option<String>,
     /// The model's own directory or hub id: chooses the model on a server with several, and tells its width for the disk estimate
     #[arg(long, value_name = "DIR")]
     pub(crate) model_path: Option<String>,
-    /// Requests out at once
-    #[arg(long, value_name = "N", default_value = "64")]
-    pub(crate) concurrency: NonZeroUsize,
+    /// Requests out at once at each server: auto finds the server's knee and holds it, a number pins it
+    #[arg(long, value_name = "auto|N", default_value = "auto", value_parser = concurrency)]
+    pub(crate) concurrency: ConcurrencyArg,
+    /// auto: at most so many at each server [default: 1024, or what open files allow]
+    #[arg(long, value_name = "N")]
+    pub(crate) concurrency_max: Option<NonZeroUsize>,
     /// Environment variable that holds the API key
     #[arg(long, value_name = "NAME")]
     pub(crate) api_key_env: Option<String>,
@@ -284,6 +291,24 @@ pub(crate) enum Duplicates {
     Refuse,
     /// Answer both; records tell them apart by prompt_hash
     Keep,
+}
+
+/// `--concurrency`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ConcurrencyArg {
+    /// Found by the limiter.
+    Auto,
+    /// Pinned.
+    Number(NonZeroUsize),
+}
+
+fn concurrency(text: &str) -> Result<ConcurrencyArg, String> {
+    match text {
+        "auto" => Ok(ConcurrencyArg::Auto),
+        number => {
+            number.parse().map(ConcurrencyArg::Number).map_err(|_| "expected auto or a number of 1 or more".to_owned())
+        }
+    }
 }
 
 fn share(text: &str) -> Result<f64, String> {

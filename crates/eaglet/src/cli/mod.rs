@@ -7,8 +7,8 @@ mod simulate;
 
 pub(crate) use bench::BenchArgs;
 pub(crate) use generate::{
-    BadText, Connection, DoctorArgs, Duplicates, GenerateArgs, Input, Judging, Limits, SamplingArgs, Turns,
-    UnfinishedArgs,
+    BadText, ConcurrencyArg, Connection, DoctorArgs, Duplicates, GenerateArgs, Input, Judging, Limits, SamplingArgs,
+    Turns, UnfinishedArgs,
 };
 
 pub(crate) use simulate::SimulateArgs;
@@ -81,9 +81,9 @@ mod tests {
                     --min-completion-tokens 32 --timeout 600 --resume";
         let cli = Cli::try_parse_from(line.split_whitespace()).map_err(|e| e.to_string()).unwrap();
         let Command::Generate(args) = cli.command else { panic!("another command") };
-        assert_eq!(args.connection.url, "http://localhost:8000/v1");
+        assert_eq!(args.connection.url, ["http://localhost:8000/v1"]);
         assert_eq!(args.input.dataset, ["mlabonne/open-perfectblend"]);
         assert_eq!(args.limits.timeout, Some(std::time::Duration::from_secs(600)));
-        assert_eq!(args.connection.concurrency.get(), 128);
+        assert_eq!(args.connection.concurrency, ConcurrencyArg::Number(std::num::NonZeroUsize::new(128).unwrap()));
     }
 }

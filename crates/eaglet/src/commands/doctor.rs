@@ -5,8 +5,10 @@ use crate::cli::DoctorArgs;
 use crate::{Exit, environment, render};
 use eaglet_core::{Error, Result};
 use eaglet_data::DatasetSpec;
+use eaglet_generate::client::Client;
 use eaglet_generate::preflight::{self, Finding, Level};
-use eaglet_generate::server_info;
+use eaglet_generate::run::{Concurrency, GenerateSettings};
+use eaglet_generate::server_info::{self, ServerInfo};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -29,36 +31,58 @@ pub(crate) fn doctor(args: DoctorArgs) -> Result<Exit> {
 
 async fn examine(args: &DoctorArgs) -> Result<Vec<Finding>> {
     let settings = prepared::settings(&args.connection, &args.limits, &args.sampling)?;
-    let client = prepared::client(&args.connection, settings.timeouts)?;
-    let mut findings = vec![descriptors(settings.concurrency.get() as u64)];
+    let (endpoints, _) = prepared::servers(&args.connection)?;
+    let mut findings = vec![descriptors(settings.concurrency, endpoints.len())];
     let (prompts, bytes) = dataset(args, &mut findings);
     findings.push(writable(&args.output_dir));
     let hidden = args.connection.model_path.as_deref().and_then(|path| preflight::hidden_size(Path::new(path)));
     if let Some(free) = existing_ancestor(&args.output_dir).and_then(|dir| environment::free_bytes(&dir)) {
         findings.push(preflight::check_disk(&preflight::disk_need(prompts, bytes, &settings, hidden), free));
     }
-    match server_info::server_info(&client, args.connection.model.as_deref(), args.connection.model_path.as_deref())
-        .await
-    {
-        Err(error) => {
-            findings.push(Finding::failure("server", error.to_string(), error.hint_text().unwrap_or("see its log")))
-        }
-        Ok(server) => {
-            let kind = server.owned_by.as_deref().unwrap_or("unknown kind");
-            findings
-                .push(Finding::ok("server", format!("{} ({kind}) serves {}", client.endpoint().label(), server.model)));
-            findings.push(preflight::check_context(&settings, &server));
-            let template = prepared::template(&settings, &server)?;
-            findings.push(preflight::probe(&client, &template, &settings).await);
-        }
+    let mut first: Option<ServerInfo> = None;
+    for endpoint in endpoints {
+        let client = Client::new(endpoint, settings.timeouts)?;
+        first = examine_server(args, &settings, &client, first, &mut findings).await?;
     }
     Ok(findings)
 }
 
-fn descriptors(concurrency: u64) -> Finding {
+/// One server; the model of the first one is that of the run.
+async fn examine_server(
+    args: &DoctorArgs,
+    settings: &GenerateSettings,
+    client: &Client,
+    first: Option<ServerInfo>,
+    findings: &mut Vec<Finding>,
+) -> Result<Option<ServerInfo>> {
+    const CHECK: &str = "server";
+    let label = client.endpoint().label();
+    let wanted = first.as_ref().map(|info| info.model.as_str()).or(args.connection.model.as_deref());
+    let found = server_info::server_info(client, wanted, args.connection.model_path.as_deref()).await;
+    let found = found.and_then(|info| match &first {
+        Some(ours) => server_info::same_model(ours, &info, &label).map(|()| info),
+        None => Ok(info),
+    });
+    match found {
+        Err(error) => {
+            findings.push(Finding::failure(CHECK, error.to_string(), error.hint_text().unwrap_or("see its log")));
+            Ok(first)
+        }
+        Ok(server) => {
+            let kind = server.owned_by.as_deref().unwrap_or("unknown kind");
+            findings.push(Finding::ok(CHECK, format!("{label} ({kind}) serves {}", server.model)));
+            findings.push(preflight::check_context(settings, &server));
+            let template = prepared::template(settings, &server)?;
+            findings.push(preflight::probe(client, &template, settings).await);
+            Ok(first.or(Some(server)))
+        }
+    }
+}
+
+fn descriptors(concurrency: Concurrency, servers: usize) -> Finding {
     const CHECK: &str = "open files";
-    match environment::raise_descriptor_limit(concurrency) {
-        Ok(()) => Finding::ok(CHECK, format!("enough for {concurrency} connections")),
+    match prepared::descriptors(concurrency, servers) {
+        Ok(concurrency) => Finding::ok(CHECK, format!("enough for {} connections", concurrency.max() * servers)),
         Err(error) => Finding::failure(CHECK, error.to_string(), error.hint_text().unwrap_or_default()),
     }
 }

@@ -1,5 +1,6 @@
 //! `eaglet generate`: opens the run directory, asks the server, fixes the plan, runs, tells the end.
 
+use super::prepared::UrlFile;
 use super::{detach, prepared};
 use crate::cli::GenerateArgs;
 use crate::log::{RunLog, Watcher};
@@ -18,26 +19,29 @@ use eaglet_core::storage::{RealStorage, Storage};
 use eaglet_core::{Error, Result, scan};
 use eaglet_data::{DatasetSpec, Plan};
 use eaglet_generate::client::Client;
+use eaglet_generate::client::endpoint::Endpoint;
 use eaglet_generate::preflight::{self, Finding, Level};
 use eaglet_generate::run::{self, GenerateSettings, Inflight, Interrupted, RunEnd, RunParts, Stop};
 use eaglet_generate::server_info::{self, ServerInfo};
 use std::collections::HashSet;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::watch;
 
 /// Runs the command.
 pub(crate) fn generate(args: GenerateArgs) -> Result<Exit> {
-    let settings = prepared::generate_settings(&args)?;
+    let mut settings = prepared::generate_settings(&args)?;
     let spec = prepared::dataset_spec(&args.input)?;
-    let client = prepared::client(&args.connection, settings.timeouts)?;
+    let (endpoints, url_file) = prepared::servers(&args.connection)?;
     let run_dir = RunDir::new(&args.output_dir);
     run_dir.create()?;
     if args.detach {
         return detach::detach(&run_dir, &spec);
     }
     let watcher = if detach::is_detached() { Watcher::Nobody } else { Watcher::Stderr };
-    environment::raise_descriptor_limit(settings.concurrency.get() as u64)?;
+    settings.concurrency = prepared::descriptors(settings.concurrency, endpoints.len())?;
     let _lock = RunLock::acquire(run_dir.path())?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -46,7 +50,7 @@ pub(crate) fn generate(args: GenerateArgs) -> Result<Exit> {
     let local = tokio::task::LocalSet::new();
     let mut log = RunLog::open(&run_dir, watcher);
     let session = Session { args: &args, settings, spec, run_dir: &run_dir };
-    let end = local.block_on(&runtime, session.run(client, &mut log))?;
+    let end = local.block_on(&runtime, session.run(endpoints, url_file, &mut log))?;
     if watcher == Watcher::Stderr {
         log.say(render::summary::text(&end.snapshot).trim_end());
     }
@@ -87,15 +91,19 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    async fn run(mut self, client: Client, log: &mut RunLog) -> Result<RunEnd> {
+    async fn run(
+        mut self,
+        endpoints: Vec<Rc<Endpoint>>,
+        url_file: Option<UrlFile>,
+        log: &mut RunLog,
+    ) -> Result<RunEnd> {
         let args = self.args;
         if let Some(timeout) = args.limits.timeout {
             log.say(&format!("--timeout {}: taken as the longest silence between two tokens; an answer whose tokens flow has no limit", timeout.as_secs_f64()));
         }
-        let server =
-            server_info::server_info(&client, args.connection.model.as_deref(), args.connection.model_path.as_deref())
-                .await?;
-        prepared::resolve_markers(&mut self.settings, &client, &server).await?;
+        let (servers, joining) = self.reach(&endpoints, log).await?;
+        let server = servers[0].1.clone();
+        prepared::resolve_markers(&mut self.settings, &servers[0].0, &server).await?;
         let storage: Arc<dyn Storage> = Arc::new(RealStorage);
         let (responses, failures) = open_journals(&storage, self.run_dir, log)?;
         let index = read_index(self.run_dir)?;
@@ -113,7 +121,7 @@ impl Session<'_> {
         tell_plan(&plan, log);
         let (mut run_file, same) = self.run_file(&storage, &server, &plan, &counts, log)?;
         let template = prepared::template(&self.settings, &server)?;
-        self.preflight(&client, &server, &plan, &template, counts.ended() == 0, log).await?;
+        self.preflight(&servers, &plan, &template, counts.ended() == 0, log).await?;
         let row_failures = row_failures(&plan, &index);
         let inflight = self.inflight(&storage, &plan, same, log);
         let parts = RunParts {
@@ -121,8 +129,9 @@ impl Session<'_> {
             done_before: counts.done,
             failed_before: counts.failed,
             completion_tokens_before: index.totals.completion_tokens.clone(),
-            client,
-            server,
+            servers,
+            joining,
+            server_list: url_file.map(|file| watch_file(file, endpoints)),
             template,
             responses,
             failures,
@@ -146,6 +155,39 @@ impl Session<'_> {
             log.say(&format!("warning: {error}; the records are not concerned"));
         }
         Ok(end)
+    }
+
+    /// Asks each server for its model. Those that cannot be reached join later, if at least one can; another model is refused.
+    async fn reach(
+        &self,
+        endpoints: &[Rc<Endpoint>],
+        log: &RunLog,
+    ) -> Result<(Vec<(Client, ServerInfo)>, Vec<Rc<Endpoint>>)> {
+        let connection = &self.args.connection;
+        let (mut servers, mut joining, mut first_error) = (Vec::<(Client, ServerInfo)>::new(), vec![], None);
+        for endpoint in endpoints {
+            let client = Client::new(Rc::clone(endpoint), self.settings.timeouts)?;
+            let wanted = servers.first().map(|(_, info)| info.model.as_str()).or(connection.model.as_deref());
+            match server_info::server_info(&client, wanted, connection.model_path.as_deref()).await {
+                Ok(info) => {
+                    if let Some((_, ours)) = servers.first() {
+                        server_info::same_model(ours, &info, &endpoint.label())?;
+                    }
+                    servers.push((client, info));
+                }
+                Err(error) if endpoints.len() > 1 && server_info::is_unreachable(&error) => {
+                    joining.push((Rc::clone(endpoint), error.to_string()));
+                    first_error.get_or_insert(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        match first_error {
+            Some(error) if servers.is_empty() => return Err(error),
+            _ => {}
+        }
+        joining.iter().for_each(|(_, error)| log.say(&format!("{error}; it joins the run when it can be reached")));
+        Ok((servers, joining.into_iter().map(|(endpoint, _)| endpoint).collect()))
     }
 
     /// Reads `run.json`, holds this run against it, and writes it anew.
@@ -217,8 +259,7 @@ impl Session<'_> {
 
     async fn preflight(
         &self,
-        client: &Client,
-        server: &ServerInfo,
+        servers: &[(Client, ServerInfo)],
         plan: &Plan,
         template: &eaglet_generate::client::request::RequestTemplate,
         is_new: bool,
@@ -229,12 +270,21 @@ impl Session<'_> {
         let hidden =
             self.args.connection.model_path.as_deref().and_then(|path| preflight::hidden_size(Path::new(path)));
         let need = preflight::disk_need(prompts, bytes, &self.settings, hidden);
-        let mut findings = vec![preflight::check_context(&self.settings, server)];
+        // The shortest context bounds the run.
+        let shortest = servers.iter().min_by_key(|(_, info)| info.max_model_len.unwrap_or(u64::MAX));
+        let mut findings: Vec<Finding> =
+            shortest.iter().map(|(_, info)| preflight::check_context(&self.settings, info)).collect();
         if let Some(free) = environment::free_bytes(self.run_dir.path()) {
             findings.push(preflight::check_disk(&need, free));
         }
         if is_new && !self.args.no_probe && prompts > 0 && findings.iter().all(|f| f.level != Level::Failure) {
-            findings.push(preflight::probe(client, template, &self.settings).await);
+            for (client, _) in servers {
+                let mut finding = preflight::probe(client, template, &self.settings).await;
+                if servers.len() > 1 {
+                    finding.found = format!("{}: {}", client.endpoint().label(), finding.found);
+                }
+                findings.push(finding);
+            }
         }
         refuse_failures(&findings)?;
         let text = render::findings::text(&findings, false);
@@ -251,6 +301,28 @@ enum Settings {
     Same,
     /// Changed, new, or nobody knows.
     Other,
+}
+
+/// Between two looks at the file that lists the servers.
+const URL_FILE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Follows the file that lists the servers. A file that cannot be read, as in the middle of being written, changes nothing.
+fn watch_file(file: UrlFile, mut last: Vec<Rc<Endpoint>>) -> watch::Receiver<Vec<Rc<Endpoint>>> {
+    let (list, listed) = watch::channel(last.clone());
+    tokio::task::spawn_local(async move {
+        loop {
+            tokio::time::sleep(URL_FILE_INTERVAL).await;
+            let Ok(now) = file.read() else { continue };
+            let labels = |list: &[Rc<Endpoint>]| list.iter().map(|endpoint| endpoint.label()).collect::<Vec<_>>();
+            if labels(&now) != labels(&last) {
+                last = now.clone();
+                if list.send(now).is_err() {
+                    return;
+                }
+            }
+        }
+    });
+    listed
 }
 
 /// The first finding with which the run would fail, as an error.

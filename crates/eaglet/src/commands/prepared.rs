@@ -13,10 +13,15 @@ use eaglet_generate::client::endpoint::Endpoint;
 use eaglet_generate::client::request::{RequestTemplate, TokenIds};
 use eaglet_generate::client::{Client, Mode, Timeouts};
 use eaglet_generate::retry::RetryPolicy;
-use eaglet_generate::run::{ContinuationSettings, GenerateSettings, Interrupted};
+use eaglet_generate::run::{Concurrency, ContinuationSettings, GenerateSettings, Interrupted};
 use eaglet_generate::server_info::{self, ServerInfo};
 use serde_json::{Map, Value};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::rc::Rc;
+
+/// Where a server is looked for when none is named: vLLM's own port on this machine.
+const DEFAULT_URL: &str = "http://127.0.0.1:8000";
 
 /// The data set as asked for.
 pub(super) fn dataset_spec(input: &Input) -> Result<DatasetSpec> {
@@ -136,7 +141,7 @@ pub(super) fn settings(connection: &Connection, limits: &Limits, sampling: &Samp
             backoff_first: limits.retry_backoff,
             ..RetryPolicy::default()
         },
-        ..GenerateSettings::new(connection.concurrency)
+        ..GenerateSettings::new(concurrency(connection)?)
     })
 }
 
@@ -182,11 +187,79 @@ fn answer_policy(judging: &Judging) -> Result<AnswerPolicy> {
     Ok(policy)
 }
 
-/// A client of the server asked for.
-pub(super) fn client(connection: &Connection, timeouts: Timeouts) -> Result<Client> {
+/// The limit of requests out, as asked for; auto without a number is bounded by the limiter's own highest.
+fn concurrency(connection: &Connection) -> Result<Concurrency> {
+    match (connection.concurrency, connection.concurrency_max) {
+        (cli::ConcurrencyArg::Auto, max) => Ok(Concurrency::Auto { max: max.unwrap_or(Concurrency::AUTO_MAX) }),
+        (cli::ConcurrencyArg::Number(number), None) => Ok(Concurrency::Pinned(number)),
+        (cli::ConcurrencyArg::Number(_), Some(_)) => Err(Error::usage("--concurrency-max is for --concurrency auto")
+            .hint("leave one of the two out: a number pins the concurrency, so there is no highest one")),
+    }
+}
+
+/// Opens as many files as the connections need: a pinned number must be had, auto takes what there is.
+pub(super) fn descriptors(concurrency: Concurrency, servers: usize) -> Result<Concurrency> {
+    let servers = servers.max(1) as u64;
+    match concurrency {
+        Concurrency::Pinned(number) => {
+            environment::raise_descriptor_limit(number.get() as u64 * servers)?;
+            Ok(concurrency)
+        }
+        Concurrency::Auto { max } => {
+            let each = environment::descriptors_for(max.get() as u64 * servers) / servers;
+            let each = usize::try_from(each).ok().and_then(NonZeroUsize::new).unwrap_or(NonZeroUsize::MIN);
+            Ok(Concurrency::Auto { max: each.min(max) })
+        }
+    }
+}
+
+/// Where servers are found when the list may change: the file and what every endpoint needs.
+pub(super) struct UrlFile {
+    path: PathBuf,
+    key: Option<Secret>,
+    headers: Vec<String>,
+}
+
+impl UrlFile {
+    /// The servers the file lists now.
+    pub(super) fn read(&self) -> Result<Vec<Rc<Endpoint>>> {
+        let text = std::fs::read_to_string(&self.path).map_err(|e| Error::io("read", &self.path, e))?;
+        let urls =
+            text.lines().map(|line| line.split('#').next().unwrap_or_default().trim()).filter(|url| !url.is_empty());
+        endpoints(urls, self.key.as_ref(), &self.headers).map_err(|error| error.context(self.path.display()))
+    }
+}
+
+/// The servers asked for, each once, and the file to read again if they came from one.
+pub(super) fn servers(connection: &Connection) -> Result<(Vec<Rc<Endpoint>>, Option<UrlFile>)> {
     let key: Option<Secret> = environment::api_key(connection.api_key_env.as_deref())?;
-    let endpoint = Endpoint::new(&connection.url, key.as_ref(), &connection.header)?;
-    Client::new(Rc::new(endpoint), timeouts)
+    if let Some(path) = &connection.url_file {
+        let file = UrlFile { path: path.clone(), key, headers: connection.header.clone() };
+        let listed = file.read()?;
+        if listed.is_empty() {
+            return Err(Error::usage(format!("{} lists no server", path.display()))
+                .hint("write one URL a line, e.g. http://host:8000"));
+        }
+        return Ok((listed, Some(file)));
+    }
+    let urls = connection.url.iter().map(String::as_str);
+    let default = connection.url.is_empty().then_some(DEFAULT_URL);
+    Ok((endpoints(urls.chain(default), key.as_ref(), &connection.header)?, None))
+}
+
+fn endpoints<'a>(
+    urls: impl Iterator<Item = &'a str>,
+    key: Option<&Secret>,
+    headers: &[String],
+) -> Result<Vec<Rc<Endpoint>>> {
+    let mut found: Vec<Rc<Endpoint>> = Vec::new();
+    for url in urls {
+        let endpoint = Endpoint::new(url, key, headers)?;
+        if !found.iter().any(|known| known.label() == endpoint.label()) {
+            found.push(Rc::new(endpoint));
+        }
+    }
+    Ok(found)
 }
 
 /// The template of all requests.

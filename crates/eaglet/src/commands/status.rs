@@ -99,8 +99,9 @@ fn live_lines(progress: &Value, out: &mut String) {
     let phase = progress.get("phase").and_then(Value::as_str).unwrap_or("?");
     let _ = writeln!(
         out,
-        "phase       {phase}, {} out, {} retrying, {} failed",
+        "phase       {phase}, {} of {} out, {} retrying, {} failed",
         whole("in_flight"),
+        whole("concurrency"),
         whole("waiting"),
         whole("failed")
     );
@@ -122,6 +123,13 @@ fn live_lines(progress: &Value, out: &mut String) {
     }
     let basis = progress.get("eta_basis").and_then(Value::as_str).unwrap_or_default();
     let _ = writeln!(out, "ETA         {} ({basis})", number("eta_s").map_or("-".to_owned(), time));
+    let servers = progress.get("servers").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    for server in servers.iter().filter(|_| servers.len() > 1) {
+        let text = |name: &str| server.get(name).and_then(Value::as_str).unwrap_or("?");
+        let number = |name: &str| server.get(name).and_then(Value::as_u64).map_or("?".to_owned(), count);
+        let (endpoint, state) = (text("endpoint"), text("state"));
+        let _ = writeln!(out, "server      {endpoint} {state}, {} of {} out", number("in_flight"), number("limit"));
+    }
     let server = progress.get("server");
     let gauge = |name: &str| server.and_then(|s| s.get(name)).and_then(Value::as_f64);
     match server.and_then(|s| s.get("not_available")).and_then(Value::as_str) {

@@ -1,7 +1,7 @@
 //! The live line, and the plain line for places that are no terminal.
 
 use super::units::{count, percent, time};
-use eaglet_core::progress::{Phase, Snapshot};
+use eaglet_core::progress::{Phase, ServerPhase, ServerProgress, Snapshot};
 
 /// One line about the state of a run, most important first, cut to `width` characters.
 pub(crate) fn line(s: &Snapshot, width: usize) -> String {
@@ -17,7 +17,7 @@ pub(crate) fn line(s: &Snapshot, width: usize) -> String {
     if s.failed > 0 {
         parts.push(format!("{} failed", count(s.failed)));
     }
-    parts.push(format!("{} out", s.in_flight));
+    parts.push(format!("{}/{} out", s.in_flight, s.concurrency));
     if let Some(rate) = s.tokens_per_s {
         parts.push(format!("{} tok/s", count(rate.round() as u64)));
     }
@@ -29,6 +29,10 @@ pub(crate) fn line(s: &Snapshot, width: usize) -> String {
     }
     if s.waiting > 0 {
         parts.push(format!("{} retrying", s.waiting));
+    }
+    if s.servers.len() > 1 {
+        let each: Vec<String> = s.servers.iter().map(one_server).collect();
+        parts.push(format!("servers {}", each.join(" ")));
     }
     if let Some(queue) = s.server.waiting {
         parts.push(format!("queue {queue:.0}"));
@@ -48,6 +52,16 @@ pub(crate) fn line(s: &Snapshot, width: usize) -> String {
         line = longer;
     }
     line
+}
+
+/// Requests out and allowed, or why there are none.
+fn one_server(server: &ServerProgress) -> String {
+    match server.state {
+        ServerPhase::Up => format!("{}/{}", server.in_flight, server.limit),
+        ServerPhase::Down => "down".to_owned(),
+        ServerPhase::Ejected => "left out".to_owned(),
+        ServerPhase::Leaving => format!("{} leaving", server.in_flight),
+    }
 }
 
 #[cfg(test)]
@@ -94,15 +108,28 @@ pub(crate) mod tests {
                 kv_use: Some(0.42),
                 ..ServerGauges::default()
             },
+            servers: vec![],
             losses,
             continued: Continued { answers: 7, tokens_kept: 9120, tokens_lost: 31, started_again: 1 },
         }
     }
 
+    fn server(state: ServerPhase, in_flight: u64) -> ServerProgress {
+        let (endpoint, gauges) = ("http://h:8000".to_owned(), ServerGauges::default());
+        ServerProgress { endpoint, state, limit: 64, in_flight, tokens: 0, gauges }
+    }
+
+    #[test]
+    fn several_servers_are_shown_one_by_one() {
+        let servers = vec![server(ServerPhase::Up, 60), server(ServerPhase::Down, 0), server(ServerPhase::Ejected, 1)];
+        let line = line(&Snapshot { servers, ..snapshot() }, 200);
+        assert!(line.contains("| servers 60/64 down left out |"), "{line}");
+    }
+
     #[test]
     fn the_line_fits_the_terminal() {
-        insta::assert_snapshot!(line(&snapshot(), 79), @"4,200/25,000 done (17 %) | 3 failed | 128 out | 1,536 tok/s | ETA 4 h 48 m");
-        insta::assert_snapshot!(line(&snapshot(), 200), @"4,200/25,000 done (17 %) | 3 failed | 128 out | 1,536 tok/s | ETA 4 h 48 m | 2 retrying | queue 8 | KV 42 % | 1.2 req/s");
+        insta::assert_snapshot!(line(&snapshot(), 79), @"4,200/25,000 done (17 %) | 3 failed | 128/128 out | 1,536 tok/s | ETA 4 h 48 m");
+        insta::assert_snapshot!(line(&snapshot(), 200), @"4,200/25,000 done (17 %) | 3 failed | 128/128 out | 1,536 tok/s | ETA 4 h 48 m | 2 retrying | queue 8 | KV 42 % | 1.2 req/s");
         for width in 1..140 {
             assert!(line(&snapshot(), width).chars().count() <= width.max(24), "{width}");
         }
