@@ -82,6 +82,9 @@ struct Queue {
     /// Tickets not yet durable, for each stream in order of submission.
     tickets: [VecDeque<u64>; 2],
     pending_bytes: u64,
+    /// The thread waits for the time of its next sync and need not be woken below so many pending bytes: a wake-up a record was a twentieth of what a
+    /// record costs.
+    wake_at_bytes: u64,
     durable: u64,
     flush_asked: bool,
     finish_by: Option<Instant>,
@@ -124,8 +127,11 @@ impl CommitHandle {
         queue.pending_bytes += record.len() as u64 + 1;
         queue.tickets[stream as usize].push_back(ticket);
         queue.submissions.push_back(Submission { stream, record, at: Instant::now() });
+        let wake = queue.pending_bytes >= queue.wake_at_bytes;
         drop(queue);
-        self.0.work.notify_one();
+        if wake {
+            self.0.work.notify_one();
+        }
         Ok(())
     }
 
@@ -284,6 +290,7 @@ impl Writer {
                     return None;
                 }
             }
+            queue.wake_at_bytes = self.group.wake_at_bytes(now);
             let wait = match (self.group.next(now), queue.finish_by) {
                 (Next::Sync, finish_by) => return Some(finish_by),
                 (Next::Idle | Next::GivenUp, Some(_)) => return None,
@@ -297,6 +304,7 @@ impl Writer {
                 None => shared.work.wait(queue).unwrap_or_else(PoisonError::into_inner),
                 Some(wait) => shared.work.wait_timeout(queue, wait).unwrap_or_else(PoisonError::into_inner).0,
             };
+            queue.wake_at_bytes = 0;
         }
     }
 

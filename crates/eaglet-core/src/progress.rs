@@ -50,6 +50,15 @@ pub struct Continued {
     pub started_again: u64,
 }
 
+/// The end of a run: from the start of its last prompt on, fewer requests are out than could be.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Tail {
+    /// How long it has lasted, seconds.
+    pub seconds: f64,
+    /// Share of the slots in use meanwhile, 0 to 1.
+    pub slots_used: f64,
+}
+
 /// How one server is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -158,6 +167,8 @@ pub struct Snapshot {
     pub losses: LossTable,
     /// Interrupted answers.
     pub continued: Continued,
+    /// The end of the run; null before the last prompt was sent.
+    pub tail: Option<Tail>,
 }
 
 /// The time left, from the rate of this session; with its basis in words.

@@ -132,6 +132,14 @@ impl GroupCommit {
         if due <= now { Next::Sync } else { Next::WaitUntil(due) }
     }
 
+    /// Below so many pending bytes a further record changes nothing about what is next at `now`.
+    pub fn wake_at_bytes(&self, now: Duration) -> u64 {
+        match self.next(now) {
+            Next::WaitUntil(_) => self.settings.max_pending_bytes,
+            Next::Sync | Next::Idle | Next::GivenUp => 0,
+        }
+    }
+
     /// Everything submitted is durable; tells whether that ends an episode.
     pub fn synced(&mut self) -> bool {
         self.pending_bytes = 0;

@@ -9,6 +9,7 @@ pub use joining::{Mark, Since};
 
 use super::wire::{Choice, Reply, TokenIds, Turn};
 use crate::client::AttemptFailure;
+use crate::client::id_lists::{self, Lifted};
 use crate::client::tool_calls::ToolCalls;
 use eaglet_core::outcome::{Cause, Partial};
 use eaglet_core::redacted::Scrubber;
@@ -70,6 +71,8 @@ pub struct AnswerBuilder {
     /// Text came in an event without ids, so nobody knows which ids it belongs to.
     ids_and_text_apart: bool,
     joined: Option<Box<joining::Joined>>,
+    /// Lists that were taken out of the reply before it was parsed.
+    lists: Vec<Vec<u32>>,
 }
 
 /// How a reply ended on the wire.
@@ -114,6 +117,31 @@ impl AnswerBuilder {
                 self.take(reply, scrubber)?;
             }
         }
+        self.within_bound(policy)
+    }
+
+    /// Takes one whole reply.
+    ///
+    /// # Errors
+    /// As [`AnswerBuilder::push_event`].
+    pub fn push_whole(
+        &mut self,
+        json: &[u8],
+        policy: &AnswerPolicy,
+        scrubber: &Scrubber,
+    ) -> Result<(), AttemptFailure> {
+        let Some(Lifted { json: rest, lists }) = id_lists::lift(json) else {
+            return self.push_json(json, policy, scrubber);
+        };
+        let Ok(reply) = serde_json::from_slice::<Reply<'_>>(&rest) else {
+            return self.push_json(json, policy, scrubber);
+        };
+        self.lists = lists;
+        self.take(reply, scrubber)?;
+        self.within_bound(policy)
+    }
+
+    fn within_bound(&self, policy: &AnswerPolicy) -> Result<(), AttemptFailure> {
         if self.bytes > policy.reply_bytes_max {
             let detail = format!("the reply is larger than {} bytes", policy.reply_bytes_max);
             return Err(AttemptFailure::new(Cause::ReplyTooLarge, detail));
@@ -121,12 +149,27 @@ impl AnswerBuilder {
         Ok(())
     }
 
+    fn lifted(&mut self, list: usize) -> Result<Vec<u32>, AttemptFailure> {
+        let list = self.lists.get_mut(list).map(std::mem::take);
+        list.ok_or_else(|| AttemptFailure::new(Cause::BadReply, "token ids that are no ids: a text"))
+    }
+
+    fn read_ids(&mut self, list: &TokenIds<'_>) -> Result<Vec<u32>, AttemptFailure> {
+        if let Some(list) = list.lifted() {
+            return self.lifted(list);
+        }
+        let mut ids = Vec::new();
+        list.append_to(&mut ids).map_err(|error| bad_ids(&error))?;
+        Ok(ids)
+    }
+
     fn take(&mut self, reply: Reply<'_>, scrubber: &Scrubber) -> Result<(), AttemptFailure> {
         if let Some(error) = reply.error.filter(|e| e.get() != "null") {
             return Err(AttemptFailure::new(Cause::ErrorInStream, error_text(error, scrubber)));
         }
         if let Some(ids) = reply.prompt_token_ids {
-            self.take_prompt_ids(read_ids(&ids)?)?;
+            let ids = self.read_ids(&ids)?;
+            self.take_prompt_ids(ids)?;
         }
         if let Some(usage) = reply.usage {
             self.usage = Some(usage.into());
@@ -152,14 +195,24 @@ impl AnswerBuilder {
 
     fn take_choice(&mut self, choice: Choice<'_>) -> Result<(), AttemptFailure> {
         if let Some(ids) = choice.prompt_token_ids {
-            self.take_prompt_ids(read_ids(&ids)?)?;
+            let ids = self.read_ids(&ids)?;
+            self.take_prompt_ids(ids)?;
         }
         let ids_before = self.token_ids.as_ref().map_or(0, Vec::len);
         if let Some(ids) = choice.token_ids {
-            // One id a chunk: keep the room for many.
-            let all = self.token_ids.get_or_insert_with(|| Vec::with_capacity(64));
-            ids.append_to(all).map_err(|error| bad_ids(&error))?;
-            self.bytes += (all.len() - ids_before) * size_of::<u32>();
+            match ids.lifted() {
+                Some(list) if ids_before == 0 => self.token_ids = Some(self.lifted(list)?),
+                Some(list) => {
+                    let list = self.lifted(list)?;
+                    self.token_ids.get_or_insert_default().extend(list);
+                }
+                // One id a chunk: keep the room for many.
+                None => {
+                    let all = self.token_ids.get_or_insert_with(|| Vec::with_capacity(64));
+                    ids.append_to(all).map_err(|error| bad_ids(&error))?;
+                }
+            }
+            self.bytes += (self.token_ids.as_ref().map_or(0, Vec::len) - ids_before) * size_of::<u32>();
         }
         let event_ids = self.token_ids.as_ref().map_or(0, Vec::len) - ids_before;
         let mut text_ends = None;
@@ -401,12 +454,6 @@ fn bad_json(error: &serde_json::Error, json: &[u8], scrubber: &Scrubber) -> Atte
         Cause::BadReply,
         scrubber.scrub(&format!("the reply is not what the chat API sends ({error}): {shown}")),
     )
-}
-
-fn read_ids(list: &TokenIds<'_>) -> Result<Vec<u32>, AttemptFailure> {
-    let mut ids = Vec::new();
-    list.append_to(&mut ids).map_err(|error| bad_ids(&error))?;
-    Ok(ids)
 }
 
 fn bad_ids(error: &serde_json::Error) -> AttemptFailure {

@@ -418,7 +418,7 @@ impl Client {
         }
         let mut builder = live.borrow_mut();
         let before = builder.tokens();
-        builder.push_json(if joined.is_empty() { &whole } else { &joined }, policy, &self.endpoint().scrubber)?;
+        builder.push_whole(if joined.is_empty() { &whole } else { &joined }, policy, &self.endpoint().scrubber)?;
         in_flight.tokens.set(in_flight.tokens.get() + builder.tokens() - before);
         Ok(ReadEnd::Complete(WireEnd::Orderly))
     }

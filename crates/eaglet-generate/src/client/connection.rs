@@ -75,7 +75,8 @@ impl Pool {
                 return Ok(Connection { sender, reused: true });
             }
         }
-        self.connect().await
+        // On the heap, since thousands of requests keep the room for it and few are ever in it; so with TLS below.
+        Box::pin(self.connect()).await
     }
 
     fn take_idle(&self, fresh: bool) -> Option<(SendRequest<Full<Bytes>>, Instant)> {

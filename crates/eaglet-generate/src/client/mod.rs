@@ -7,6 +7,7 @@ pub mod answer;
 mod attempt;
 pub mod connection;
 pub mod endpoint;
+mod id_lists;
 pub mod markers;
 pub mod request;
 pub mod sse;

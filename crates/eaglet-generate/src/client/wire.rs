@@ -69,6 +69,11 @@ pub struct Choice<'a> {
 pub struct TokenIds<'a>(#[serde(borrow)] &'a RawValue);
 
 impl TokenIds<'_> {
+    /// Which of the lists that were taken out of the reply this is.
+    pub fn lifted(&self) -> Option<usize> {
+        super::id_lists::referred(self.0.get())
+    }
+
     /// Appends the ids to `ids`.
     ///
     /// # Errors
@@ -85,7 +90,7 @@ impl TokenIds<'_> {
 }
 
 /// Reads `[1,23,456]`, with or without blanks after the commas; `None` for any other form.
-fn append_compact(list: &[u8], ids: &mut Vec<u32>) -> Option<()> {
+pub(super) fn append_compact(list: &[u8], ids: &mut Vec<u32>) -> Option<()> {
     let mut rest = list.strip_prefix(b"[")?.strip_suffix(b"]")?;
     if rest.is_empty() {
         return Some(());

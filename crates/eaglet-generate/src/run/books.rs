@@ -1,5 +1,6 @@
 //! The books of a run: counts, rates, lengths, losses, and the snapshot made of them. No I/O.
 
+use super::tail::TailMeter;
 use eaglet_core::outcome::{Place, Tally};
 use eaglet_core::progress::{Continued, Phase, ServerGauges, ServerPhase, ServerProgress, Snapshot, eta};
 use eaglet_core::provenance::now;
@@ -54,6 +55,8 @@ pub struct Books {
     by_finish_reason: BTreeMap<String, u64>,
     losses: LossTable,
     continued: Continued,
+    /// The end of the run.
+    pub(super) tail: TailMeter,
     token_rate: RateWindow,
     request_rate: RateWindow,
 }
@@ -74,6 +77,7 @@ impl Books {
             by_finish_reason: BTreeMap::new(),
             losses: LossTable::default(),
             continued: Continued::default(),
+            tail: TailMeter::default(),
             token_rate: RateWindow::new(RATE_WINDOW),
             request_rate: RateWindow::new(RATE_WINDOW),
         }
@@ -191,6 +195,7 @@ impl Books {
             servers,
             losses: self.losses.clone(),
             continued: self.continued,
+            tail: self.tail.tail(),
             completion_tokens: self.lengths(phase == Phase::Ended),
         }
     }

@@ -133,7 +133,8 @@ impl Run {
     ) -> Step {
         if let Some(begun) = draft.begun.take() {
             let tokens = begun.token_ids.len() as u64;
-            if let Some((step, begun)) = self.continuation(begun, draft.rounds, limit, server).await {
+            // On the heap: few of the requests out ever need the room.
+            if let Some((step, begun)) = Box::pin(self.continuation(begun, draft.rounds, limit, server)).await {
                 draft.begun = Some(begun);
                 draft.api = Some(Api::Completions);
                 return step;

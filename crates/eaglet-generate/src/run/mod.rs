@@ -10,6 +10,7 @@ mod continuing;
 mod server;
 mod servers;
 mod settings;
+mod tail;
 mod token_limit;
 mod worker;
 
@@ -34,12 +35,13 @@ use eaglet_core::outcome::Place;
 use eaglet_core::progress::{Phase, Snapshot};
 use eaglet_core::prompt::Prompt;
 use eaglet_core::{Error, Result};
-use eaglet_data::Plan;
+use eaglet_data::{Plan, PlanEntry};
 use servers::{Common, Lease, Servers};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
+use tail::{Known, LastPrompts, Lengths, PROMPTS_PER_SLOT};
 use token_limit::TokenLimiter;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
@@ -140,6 +142,7 @@ struct Run {
     books: RefCell<Books>,
     breaker: RefCell<Breaker<worker::EndedPrompt>>,
     jitter: RefCell<Jitter>,
+    lengths: RefCell<Lengths>,
     commits: CommitHandle,
     checkpoints: Checkpoints,
     stop: watch::Receiver<Stop>,
@@ -306,6 +309,7 @@ pub async fn run(parts: RunParts, stop: watch::Receiver<Stop>, mut observe: impl
         )),
         breaker: RefCell::new(Breaker::new(parts.done_before > 0)),
         jitter: RefCell::new(Jitter::new(parts.jitter_seed)),
+        lengths: RefCell::default(),
         commits: handle,
         checkpoints: Checkpoints::new(inflight.as_ref().map(InflightLog::handle), saved, checkpoint_interval),
         settings: parts.settings,
@@ -352,6 +356,11 @@ struct Driver {
     begun: VecDeque<usize>,
     went_first: HashSet<usize>,
     next: usize,
+    /// Prompts of the plan from `next` on that are not done.
+    left: usize,
+    /// Where few are left, they are here, and `next` is at the end.
+    last: LastPrompts,
+    ticked: Instant,
     told: Stop,
     drain_until: Option<Instant>,
     server_list: Option<watch::Receiver<Vec<Rc<Endpoint>>>>,
@@ -362,8 +371,12 @@ impl Driver {
         let entries = run.plan.entries().iter().enumerate();
         let begun = entries.filter(|(_, e)| !e.done() && run.checkpoints.has_saved(e.key())).map(|(n, _)| n);
         let begun: VecDeque<usize> = begun.collect();
+        let left = run.plan.entries().iter().filter(|entry| !entry.done()).count() - begun.len();
         Driver {
             run,
+            left,
+            last: LastPrompts::default(),
+            ticked: Instant::now(),
             tasks: JoinSet::new(),
             went_first: begun.iter().copied().collect(),
             begun,
@@ -407,7 +420,7 @@ impl Driver {
     }
 
     fn is_exhausted(&self) -> bool {
-        self.begun.is_empty() && self.next >= self.run.plan.entries().len()
+        self.begun.is_empty() && self.last.is_empty() && self.next >= self.run.plan.entries().len()
     }
 
     fn skip_done(&mut self) {
@@ -417,13 +430,36 @@ impl Driver {
         }
     }
 
-    fn start(&mut self, lease: Lease) {
-        let index = self.begun.pop_front().unwrap_or(self.next);
-        self.tasks.spawn_local(worker::answer_prompt(Rc::clone(&self.run), index, lease));
-        if index == self.next {
-            self.next += 1;
+    /// Begun answers, then the plan in order, its last prompts as [`tail`] says.
+    fn next_prompt(&mut self) -> Option<usize> {
+        let run = Rc::clone(&self.run);
+        if let Some(begun) = self.begun.pop_front() {
+            return Some(begun);
         }
+        if self.last.is_empty() && self.left > 0 && self.left <= PROMPTS_PER_SLOT * run.servers.limit() {
+            let left = run.plan.entries().iter().enumerate().skip(self.next);
+            let left = left.filter(|(index, entry)| !entry.done() && !self.went_first.contains(index));
+            let known = |(index, entry): (usize, &PlanEntry)| Known {
+                index,
+                source: entry.source(),
+                prompt_bytes: entry.text_bytes().into(),
+            };
+            self.last = LastPrompts::new(left.map(known).collect());
+            (self.next, self.left) = (run.plan.entries().len(), 0);
+        }
+        if let Some(index) = self.last.next(&run.lengths.borrow()) {
+            return Some(index);
+        }
+        let index = (self.next < run.plan.entries().len()).then_some(self.next)?;
+        self.next += 1;
+        self.left = self.left.saturating_sub(1);
         self.skip_done();
+        Some(index)
+    }
+
+    fn start(&mut self, lease: Lease) {
+        let Some(index) = self.next_prompt() else { return };
+        self.tasks.spawn_local(worker::answer_prompt(Rc::clone(&self.run), index, lease));
     }
 
     fn joined(&self, joined: std::result::Result<(), tokio::task::JoinError>) {
@@ -484,7 +520,15 @@ impl Driver {
 
     fn tick(&mut self, observe: &mut impl FnMut(Report)) {
         let run = &self.run;
+        let since = std::mem::replace(&mut self.ticked, Instant::now()).elapsed();
         run.books.borrow_mut().tick(run.servers.tokens());
+        if self.is_exhausted() && run.stop() == Stop::No {
+            let mut books = run.books.borrow_mut();
+            let in_flight = books.tally.in_flight();
+            if in_flight > 0 {
+                books.tail.add(since.as_secs_f64(), in_flight, run.servers.limit() as u64);
+            }
+        }
         if let Some(list) = self.server_list.as_mut().filter(|list| list.has_changed().unwrap_or(false)) {
             run.servers.follow(&list.borrow_and_update());
         }

@@ -47,7 +47,7 @@ impl TokenLimiter {
         if tokens_at_most(messages, tools).saturating_add(wanted) <= context || !self.can_count.get() {
             return TokenLimit::Send(Some(wanted));
         }
-        match count_tokens(client, server, messages, tools).await {
+        match Box::pin(count_tokens(client, server, messages, tools)).await {
             Some(count) => fit(wanted, context, count),
             None => {
                 // Not vLLM's `/tokenize`: the server itself will refuse what does not fit.

@@ -75,6 +75,7 @@ struct Attempting<'a> {
     account: RetryAccount,
     told: Vec<FailedAttempt>,
     attempts: u32,
+    source: usize,
     generation: Generation,
     turn: u64,
     draft: Draft,
@@ -100,6 +101,7 @@ pub(super) async fn answer_prompt(run: Rc<Run>, index: usize, lease: Lease) {
         account: RetryAccount::default(),
         told: vec![],
         attempts: 0,
+        source: run.plan.entries()[index].source(),
         generation,
         turn,
         draft,
@@ -111,7 +113,7 @@ pub(super) async fn answer_prompt(run: Rc<Run>, index: usize, lease: Lease) {
             Attempts::Answered(answer, status) => {
                 let mut answer = *answer;
                 if !answer.segments.is_empty() {
-                    run.check_joined(&mut answer).await;
+                    Box::pin(run.check_joined(&mut answer)).await;
                 }
                 if conversation.goes_on_after(&answer, status) {
                     run.checkpoints.turn_answered(generation, prompt.key(), attempting.turn, &answer, status);
@@ -193,7 +195,7 @@ impl Attempting<'_> {
                     self.lease = None;
                     self.placed.step(Place::Waiting);
                     run.changed.notify_waiters();
-                    if let Some(end) = self.after_failure(failure, began, &server).await {
+                    if let Some(end) = Box::pin(self.after_failure(failure, began, &server)).await {
                         return match self.draft.take_truncated().filter(|_| !matches!(end, Attempts::Left)) {
                             Some((answer, status)) => Attempts::Answered(answer, status),
                             None => end,
@@ -333,6 +335,9 @@ impl Attempting<'_> {
             earlier_turns,
         };
         flag_lengths(&mut response, run);
+        if let Some(tokens) = response.completion_tokens {
+            run.lengths.borrow_mut().add(self.source, response.prompt_bytes, tokens);
+        }
         let submitted = Submitted {
             prompt_bytes: response.prompt_bytes,
             source: response.source.clone(),

@@ -8,6 +8,7 @@
 use eaglet_core::{Error, Result};
 use serde::Deserialize;
 
+use super::not_toml_of;
 use super::span::Span;
 use crate::backend::BreakOff;
 use eaglet_core::random::Random;
@@ -231,7 +232,7 @@ impl FaultScript {
     /// # Errors
     /// `Usage` when the text is no TOML of faults, or a rule cannot be; the message names the place.
     pub fn from_toml(text: &str) -> Result<Self> {
-        let script: Self = toml::from_str(text).map_err(|e| Error::usage(format!("not a fault file: {e}")))?;
+        let script: Self = toml::from_str(text).map_err(|error| not_toml_of("a fault file", text, &error))?;
         for (index, fault) in script.faults.iter().enumerate() {
             fault.check().map_err(|e| e.context(format!("fault {}", index + 1)))?;
         }

@@ -15,3 +15,14 @@ pub use self::{
     profile::Profile,
     simulator::{Settings, Simulator},
 };
+
+/// What is wrong with a TOML text, in one line with its place.
+fn not_toml_of(what: &str, text: &str, error: &toml::de::Error) -> eaglet_core::Error {
+    let place = error.span().and_then(|span| text.get(..span.start)).map(|before| {
+        let (line, start) = (before.matches('\n').count() + 1, before.rfind('\n').map_or(0, |end| end + 1));
+        format!(" (line {line}, column {})", before[start..].chars().count() + 1)
+    });
+    let message = error.message().replace('\n', ", ");
+    eaglet_core::Error::usage(format!("not {what}: {message}{}", place.unwrap_or_default()))
+        .hint("docs/simulate.md shows all keys; `eaglet simulate --print-profile` writes a profile to change")
+}

@@ -7,6 +7,7 @@
 use eaglet_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
+use super::not_toml_of;
 use eaglet_core::random::Random;
 
 /// The names [`Profile::named`] knows.
@@ -112,7 +113,7 @@ impl Profile {
     /// # Errors
     /// `Usage` when the text is no TOML of a profile, or a value cannot be; the message names the place.
     pub fn from_toml(text: &str) -> Result<Self> {
-        let profile: Self = toml::from_str(text).map_err(|e| Error::usage(format!("not a profile: {e}")))?;
+        let profile: Self = toml::from_str(text).map_err(|error| not_toml_of("a profile", text, &error))?;
         profile.check()?;
         Ok(profile)
     }

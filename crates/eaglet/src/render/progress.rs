@@ -67,7 +67,7 @@ fn one_server(server: &ServerProgress) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use eaglet_core::progress::{Continued, ServerGauges};
+    use eaglet_core::progress::{Continued, ServerGauges, Tail};
     use eaglet_core::stats::{LossTable, percentiles};
 
     pub(crate) fn snapshot() -> Snapshot {
@@ -111,6 +111,7 @@ pub(crate) mod tests {
             servers: vec![],
             losses,
             continued: Continued { answers: 7, tokens_kept: 9120, tokens_lost: 31, started_again: 1 },
+            tail: Some(Tail { seconds: 250.0, slots_used: 0.31 }),
         }
     }
 

@@ -7,6 +7,8 @@ use std::fmt::Write;
 
 /// At most so many sources are listed, those with the largest share of losses first.
 const SOURCES_SHOWN_MAX: usize = 8;
+/// A shorter end is not worth a line, seconds.
+const TAIL_SHOWN_MIN_S: f64 = 60.0;
 
 /// The summary, at most 80 columns wide for ordinary names.
 pub(crate) fn text(s: &Snapshot) -> String {
@@ -61,6 +63,14 @@ pub(crate) fn text(s: &Snapshot) -> String {
         time(s.elapsed_s),
         count(s.usable_tokens_per_s.round() as u64)
     );
+    if let Some(tail) = s.tail.filter(|tail| tail.seconds >= TAIL_SHOWN_MIN_S) {
+        let used = (tail.slots_used * 100.0).round();
+        let _ = writeln!(
+            out,
+            "tail        {} after the last prompt was sent, {used} % of the slots in use",
+            time(tail.seconds)
+        );
+    }
     losses(s, &mut out);
     out
 }
@@ -113,6 +123,7 @@ mod tests {
         continued   7 answers, 9,120 tokens kept, 31 lost, 1 started again
         tokens      mean 2567, p50 800, p90 8192, p95 8192, p99 8192, max 8192 per answer
         throughput  1,490 tok/s over 1 h 02 m, of it usable 1,488 tok/s
+        tail        4 m 10 s after the last prompt was sent, 31 % of the slots in use
         lost by prompt length
           < 256 B                        0 of       40     0 %
           < 16 KiB                       3 of       40   7.5 %
