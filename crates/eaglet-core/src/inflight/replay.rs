@@ -6,9 +6,6 @@ use crate::ids::PromptKey;
 use crate::response::{Answer, Status};
 use std::collections::{BTreeMap, HashMap};
 
-/// A smaller file is not worth a compaction, bytes.
-const COMPACT_BYTES_MIN: u64 = 1 << 20;
-
 /// One generation as the frames tell it.
 #[derive(Clone, Debug, PartialEq)]
 struct Told {
@@ -149,9 +146,9 @@ pub fn compact(bytes: &[u8]) -> (Vec<u8>, HashMap<u64, u64>) {
     replay(bytes).to_file()
 }
 
-/// Whether the dead bytes of a file outweigh its live ones.
-pub fn should_compact(live_bytes: u64, file_bytes: u64) -> bool {
-    file_bytes >= COMPACT_BYTES_MIN && file_bytes.saturating_sub(live_bytes) > live_bytes
+/// Whether the dead bytes of a file outweigh its live ones, and the file has `bytes_min`.
+pub fn should_compact(live_bytes: u64, file_bytes: u64, bytes_min: u64) -> bool {
+    file_bytes >= bytes_min && file_bytes.saturating_sub(live_bytes) > live_bytes
 }
 
 /// Bytes that a payload takes in the file.

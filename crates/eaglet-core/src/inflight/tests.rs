@@ -192,9 +192,9 @@ fn an_answered_turn_replaces_its_checkpoints() {
 
 #[test]
 fn a_file_is_compacted_when_most_of_it_is_dead_and_it_is_worth_it() {
-    assert!(!should_compact(0, 1 << 19));
-    assert!(!should_compact(3 << 20, 5 << 20));
-    assert!(should_compact(2 << 20, 5 << 20));
+    assert!(!should_compact(0, 8, 16));
+    assert!(!should_compact(12, 20, 16));
+    assert!(should_compact(8, 20, 16));
 }
 
 #[test]

@@ -28,11 +28,14 @@ pub struct InflightSettings {
     pub sync_interval: Duration,
     /// After a write that failed, time until the next try.
     pub retry_interval: Duration,
+    /// A smaller file is not worth a compaction, which holds the file in memory once, bytes.
+    pub compact_bytes_min: u64,
 }
 
 impl Default for InflightSettings {
     fn default() -> Self {
-        InflightSettings { sync_interval: Duration::from_secs(5), retry_interval: Duration::from_secs(5) }
+        let five_s = Duration::from_secs(5);
+        InflightSettings { sync_interval: five_s, retry_interval: five_s, compact_bytes_min: 16 << 20 }
     }
 }
 
@@ -272,7 +275,7 @@ impl Writer {
                 }
             }
         }
-        if should_compact(self.sizes.values().sum(), self.file_bytes) {
+        if should_compact(self.sizes.values().sum(), self.file_bytes, self.settings.compact_bytes_min) {
             let (bytes, sizes) = compact(&self.storage.read(&self.path)?);
             self.replace(&bytes, sizes)?;
         }

@@ -97,8 +97,11 @@ pub(crate) fn session(
         plan.entries().iter().filter(|entry| !entry.done()).map(|entry| entry.key()).collect();
     let wanted = settings.continuation.interrupted == Interrupted::Continue;
     let inflight = wanted.then(|| {
-        let quick =
-            InflightSettings { sync_interval: Duration::from_millis(50), retry_interval: Duration::from_millis(5) };
+        let quick = InflightSettings {
+            sync_interval: Duration::from_millis(50),
+            retry_interval: Duration::from_millis(5),
+            compact_bytes_min: 1 << 20,
+        };
         let (log, saved) = InflightLog::open(shared, Path::new(INFLIGHT), quick, |key| left.contains(&key));
         Inflight { log, saved }
     });
