@@ -29,7 +29,7 @@ OLD_IN_FLIGHT = 200
 SDK_TIMEOUT_S = 600
 MAX_TOKENS = 8192
 RAMP_S = 600
-LEVELS = "128,176,200,216,240"
+LEVELS = "128,176,200,208,216,240"
 
 
 class Server:
@@ -139,7 +139,7 @@ def run_eaglet(options, server, dataset, directory):
 def peak(options, dataset):
     """The best level of a sweep, in tokens a second of the server's time."""
     server = Server(options)
-    command = [options.eaglet, "bench", "--url", server.url, "--dataset", dataset, "--levels", LEVELS, "--json"]
+    command = [options.eaglet, "bench", "--url", server.url, "--dataset", dataset, "--levels", options.levels, "--json"]
     command += ["--warm-up", str(600 / options.speed), "--time", str(900 / options.speed), "--max-completion-tokens", str(MAX_TOKENS)]
     swept = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout)
     server.process.terminate()
@@ -171,6 +171,7 @@ def parse():
     parser.add_argument("--python", type=pathlib.Path, default=pathlib.Path(sys.executable), help="Python with openai")
     parser.add_argument("--speed", type=float, default=20)
     parser.add_argument("--prompts", type=int, default=3000)
+    parser.add_argument("--levels", default=LEVELS, help="requests in flight of the sweep that finds the peak")
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--keep", type=pathlib.Path, help="where eaglet's log and events go")
     parser.add_argument("--old-client", action="store_true", help=argparse.SUPPRESS)

@@ -13,6 +13,8 @@ use std::collections::{BTreeMap, HashMap};
 pub(super) const PROMPTS_PER_SLOT: usize = 4;
 /// The order is looked at again after so many starts.
 const STARTS_PER_LOOK: usize = 32;
+/// With fewer answers nothing is known, and the plan's order stays.
+const ANSWERS_MIN: f64 = 32.0;
 /// A group counts as much as all prompts together once it has so many answers.
 const PRIOR_ANSWERS: f64 = 8.0;
 
@@ -67,6 +69,9 @@ impl Lengths {
 
     /// Tokens that an answer to this prompt is likely to have; 0 while nothing is known.
     fn expected(&self, prompt: &Known) -> f64 {
+        if self.all.answers < ANSWERS_MIN {
+            return 0.0;
+        }
         let all = self.all.towards(0.0);
         let Some((of_source, of_lengths)) = self.by_source.get(&prompt.source) else { return all };
         let of_source = of_source.towards(all);
