@@ -8,9 +8,8 @@ use eaglet_core::progress::Tail;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
-/// The order changes when so many times the limit are left: two turns of all slots are too few for the longest answers to end in, ten gain
-/// nothing more (measured: `docs/design/0005-the-end-of-a-run.md`).
-pub(super) const PROMPTS_PER_SLOT: usize = 4;
+/// The order changes when so many prompts a slot are left (measured: `docs/design/0005-the-end-of-a-run.md`).
+pub(super) const PROMPTS_PER_SLOT: usize = 8;
 /// The order is looked at again after so many starts.
 const STARTS_PER_LOOK: usize = 32;
 /// With fewer answers nothing is known, and the plan's order stays.

@@ -69,8 +69,8 @@ fn long_answers_first_makes_the_end_shorter() {
 #[ignore = "a table for people, not a check"]
 #[allow(clippy::print_stdout, reason = "the table is what it is for")]
 fn share_of_the_run_that_is_saved() {
-    for count in [1000, 2000, 5000, 20000] {
-        for per_slot in [0, 1, 2, 4, 8, 1000] {
+    for count in [1000, 2000, 5000] {
+        for per_slot in [0, 1, 2, 4, 8] {
             let steps: u64 = (0..20).map(|seed| makespan(&prompts(count, seed), 128, per_slot)).sum();
             let ideal: u64 = (0..20).map(|seed| prompts(count, seed).iter().map(|(_, t)| t).sum::<u64>() / 128).sum();
             println!("{count} prompts, {per_slot} a slot: {:.3} of the ideal", steps as f64 / ideal as f64);
