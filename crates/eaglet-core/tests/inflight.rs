@@ -21,7 +21,8 @@ const TEXT_BYTES: usize = 40_000;
 const OPERATIONS_MAX: u64 = 300;
 
 fn quick() -> InflightSettings {
-    InflightSettings { sync_interval: Duration::from_millis(1), retry_interval: Duration::from_millis(1) }
+    let millisecond = Duration::from_millis(1);
+    InflightSettings { sync_interval: millisecond, retry_interval: millisecond, ..InflightSettings::default() }
 }
 
 /// The answer of a generation after so many steps.
