@@ -519,13 +519,17 @@ impl Driver {
         observe: &mut impl FnMut(Report),
     ) -> Result<u64> {
         let run = Rc::clone(&self.run);
-        let ended = run.error.borrow().is_none().then(|| run.breaker.borrow_mut().finish());
-        match ended {
-            Some(Ok(held)) if run.stop() == Stop::No => held.into_iter().for_each(|ended| run.submit_failure(ended)),
-            Some(Err(_)) if run.stop() == Stop::No => run.stop_refused(),
-            // A drained run leaves them: the next session finds out whether they were alone.
-            _ => {}
+        // A run that was stopped leaves them: the next session finds out whether they were alone.
+        if run.error.borrow().is_none() && run.stop() == Stop::No {
+            let ended = run.breaker.borrow_mut().finish();
+            match ended {
+                Ok(held) => held.into_iter().for_each(|ended| run.submit_failure(ended)),
+                Err(_) => run.stop_refused(),
+            }
         }
+        // Nobody waits for what is left.
+        let left = run.breaker.borrow_mut().leave();
+        (0..left).for_each(|_| run.books.borrow_mut().tally.step(Place::Waiting, Place::NotStarted));
         run.commits.flush();
         let mut tick = tokio::time::interval(TICK);
         let mut outside = run.stop.clone();
