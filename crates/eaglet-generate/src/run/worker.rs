@@ -227,6 +227,10 @@ impl Attempting<'_> {
                 return true;
             }
             self.lease = None;
+            if self.placed.place == Place::InFlight {
+                // Between two requests its server went away.
+                self.placed.step(Place::Waiting);
+            }
             tokio::select! {
                 biased;
                 lease = self.run.servers.lease(self.avoid) => self.lease = Some(lease),
