@@ -13,11 +13,15 @@
 //! One fsync a record costs fourteen times the wall time of one a second; one write a record costs nothing.
 
 mod policy;
+mod steps;
+
+pub use steps::{CommitSteps, NextStep};
 
 pub use policy::{BlockKind, CommitSettings, GroupCommit, Next, Verdict};
 
 use crate::error::io_reason;
 use crate::journal::{Journal, check_record};
+use crate::work::{Clock, Work};
 use crate::{Error, Result};
 use std::collections::VecDeque;
 use std::io;
@@ -92,16 +96,30 @@ struct Queue {
     stopped: bool,
 }
 
-#[derive(Default)]
 struct Shared {
     queue: Mutex<Queue>,
     /// The thread waits here for work.
     work: Condvar,
     /// `finish` waits here for the thread.
     stopped: Condvar,
+    clock: Clock,
+    /// Told of work where no thread waits for it.
+    on_work: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Shared {
+    fn new(clock: Clock, on_work: Option<Box<dyn Fn() + Send + Sync>>) -> Arc<Self> {
+        let (queue, work, stopped) = Default::default();
+        Arc::new(Shared { queue, work, stopped, clock, on_work })
+    }
+
+    fn tell_of_work(&self) {
+        self.work.notify_one();
+        if let Some(on_work) = &self.on_work {
+            on_work();
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Queue> {
         // No code panics while it holds the lock, and every field is valid on its own.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
@@ -126,11 +144,11 @@ impl CommitHandle {
         }
         queue.pending_bytes += record.len() as u64 + 1;
         queue.tickets[stream as usize].push_back(ticket);
-        queue.submissions.push_back(Submission { stream, record, at: Instant::now() });
+        queue.submissions.push_back(Submission { stream, record, at: (self.0.clock)() });
         let wake = queue.pending_bytes >= queue.wake_at_bytes;
         drop(queue);
         if wake {
-            self.0.work.notify_one();
+            self.0.tell_of_work();
         }
         Ok(())
     }
@@ -143,7 +161,7 @@ impl CommitHandle {
     /// Asks for a sync of what has been submitted, without waiting for it.
     pub fn flush(&self) {
         self.0.lock().flush_asked = true;
-        self.0.work.notify_one();
+        self.0.tell_of_work();
     }
 }
 
@@ -151,6 +169,8 @@ impl CommitHandle {
 pub struct Committer {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    /// Instead of a thread.
+    steps: Option<CommitSteps>,
 }
 
 impl Committer {
@@ -164,20 +184,13 @@ impl Committer {
         settings: CommitSettings,
         on_event: impl Fn(CommitEvent) + Send + 'static,
     ) -> Result<Committer> {
-        let shared = Arc::new(Shared::default());
-        let writer = Writer {
-            shared: Arc::clone(&shared),
-            journals: [responses, failures],
-            appended: [0; 2],
-            group: GroupCommit::new(settings),
-            started: Instant::now(),
-            on_event: Box::new(on_event),
-        };
+        let shared = Shared::new(Work::Threads.clock(), None);
+        let writer = Writer::new(&shared, [responses, failures], settings, Box::new(on_event));
         let thread = std::thread::Builder::new()
             .name("eaglet-commit".to_owned())
             .spawn(move || writer.run())
             .map_err(|error| Error::environment("cannot start the thread that saves records").with_source(error))?;
-        Ok(Committer { shared, thread: Some(thread) })
+        Ok(Committer { shared, thread: Some(thread), steps: None })
     }
 
     /// What records are submitted through.
@@ -191,6 +204,9 @@ impl Committer {
     /// # Errors
     /// A bug error if the thread died.
     pub fn finish(mut self, deadline: Instant) -> Result<Finished> {
+        if let Some(steps) = self.steps.take() {
+            return Ok(steps.finish());
+        }
         self.ask_to_stop(deadline);
         let mut queue = self.shared.lock();
         while !queue.stopped {
@@ -223,6 +239,9 @@ impl Drop for Committer {
             self.ask_to_stop(Instant::now());
             let _ = thread.join();
         }
+        if let Some(steps) = self.steps.take() {
+            steps.finish();
+        }
     }
 }
 
@@ -252,7 +271,26 @@ struct Writer {
     on_event: Box<dyn Fn(CommitEvent) + Send>,
 }
 
+/// What the writer does next.
+enum Task {
+    Sync,
+    /// At most so long, unless something is submitted.
+    Wait(Option<Duration>),
+    Stop,
+}
+
 impl Writer {
+    fn new(
+        shared: &Arc<Shared>,
+        journals: [Journal; 2],
+        settings: CommitSettings,
+        on_event: Box<dyn Fn(CommitEvent) + Send>,
+    ) -> Self {
+        let started = (shared.clock)();
+        let group = GroupCommit::new(settings);
+        Writer { shared: Arc::clone(shared), journals, appended: [0; 2], group, started, on_event }
+    }
+
     fn run(mut self) {
         let _stopped = StoppedOnDrop(Arc::clone(&self.shared));
         let mut last_chance_taken = false;
@@ -263,7 +301,7 @@ impl Writer {
     }
 
     fn now(&self) -> Duration {
-        self.started.elapsed()
+        (self.shared.clock)().saturating_duration_since(self.started)
     }
 
     /// Returns when a sync is due, with the deadline if the end is asked for; `None` when it is time to stop.
@@ -278,26 +316,12 @@ impl Writer {
                 queue = shared.lock();
                 continue;
             }
-            if std::mem::take(&mut queue.flush_asked) {
-                self.group.flush();
-            }
-            let now = self.now();
-            if let Some(finish_by) = queue.finish_by {
-                self.group.flush();
-                if !last_chance_taken {
-                    self.group.retry_now(now);
-                } else if Instant::now() >= finish_by {
-                    return None;
-                }
-            }
-            queue.wake_at_bytes = self.group.wake_at_bytes(now);
-            let wait = match (self.group.next(now), queue.finish_by) {
-                (Next::Sync, finish_by) => return Some(finish_by),
-                (Next::Idle | Next::GivenUp, Some(_)) => return None,
-                (Next::Idle | Next::GivenUp, None) => None,
-                (Next::WaitUntil(then), None) => Some(then.saturating_sub(now)),
-                (Next::WaitUntil(then), Some(finish_by)) => {
-                    Some(then.saturating_sub(now).min(finish_by.saturating_duration_since(Instant::now())))
+            let wait = match self.task(&mut queue, last_chance_taken) {
+                Task::Sync => return Some(queue.finish_by),
+                Task::Stop => return None,
+                Task::Wait(wait) => {
+                    queue.wake_at_bytes = self.group.wake_at_bytes(self.now());
+                    wait
                 }
             };
             queue = match wait {
@@ -305,6 +329,33 @@ impl Writer {
                 Some(wait) => shared.work.wait_timeout(queue, wait).unwrap_or_else(PoisonError::into_inner).0,
             };
             queue.wake_at_bytes = 0;
+        }
+    }
+
+    /// What to do once everything submitted is appended.
+    fn task(&mut self, queue: &mut Queue, last_chance_taken: bool) -> Task {
+        if std::mem::take(&mut queue.flush_asked) {
+            self.group.flush();
+        }
+        let now = self.now();
+        // How long the end may still be put off, once it is asked for.
+        let left = queue.finish_by.map(|by| by.saturating_duration_since(self.started + now));
+        if let Some(left) = left {
+            self.group.flush();
+            if !last_chance_taken {
+                self.group.retry_now(now);
+            } else if left.is_zero() {
+                return Task::Stop;
+            }
+        }
+        match (self.group.next(now), left) {
+            (Next::Sync, _) => Task::Sync,
+            (Next::Idle | Next::GivenUp, Some(_)) => Task::Stop,
+            (Next::Idle | Next::GivenUp, None) => Task::Wait(None),
+            (Next::WaitUntil(then), left) => {
+                let wait = then.saturating_sub(now);
+                Task::Wait(Some(left.map_or(wait, |left| wait.min(left))))
+            }
         }
     }
 

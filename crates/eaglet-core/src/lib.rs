@@ -28,5 +28,6 @@ pub mod scan;
 pub mod span;
 pub mod stats;
 pub mod storage;
+pub mod work;
 
 pub use error::{Class, Error, Result};

@@ -253,18 +253,29 @@ impl Tally {
         if let Some(count) = self.count(to) {
             *count += 1;
         }
+        self.check();
+    }
+
+    /// Conservation, at every instant: nobody is counted who was not planned.
+    fn check(&self) {
+        debug_assert!(
+            self.done + self.failed + self.in_flight + self.waiting + self.unsynced <= self.planned,
+            "more prompts than were planned: {self:?}"
+        );
     }
 
     /// A prompt's record is synced.
     pub fn done(&mut self, from: Place) {
         self.leave(from);
         self.done += 1;
+        self.check();
     }
 
     /// A prompt's failure is synced.
     pub fn failed(&mut self, from: Place, cause: &str) {
         self.leave(from);
         self.failed += 1;
+        self.check();
         *self.failed_by_cause.entry(cause.to_owned()).or_default() += 1;
     }
 

@@ -21,8 +21,8 @@ const TEXT_BYTES: usize = 40_000;
 const OPERATIONS_MAX: u64 = 300;
 
 fn quick() -> InflightSettings {
-    let ms = Duration::from_millis(1);
-    InflightSettings { sync_interval: ms, retry_interval: ms, compact_bytes_min: 1 << 20 }
+    let (ms, defaults) = (Duration::from_millis(1), InflightSettings::default());
+    InflightSettings { sync_interval: ms, retry_interval: ms, compact_bytes_min: 1 << 20, ..defaults }
 }
 
 /// The answer of a generation after so many steps.

@@ -10,7 +10,8 @@ use eaglet_core::Error;
 use eaglet_core::outcome::Cause;
 use eaglet_core::progress::ServerGauges;
 use std::cell::{Cell, RefCell};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// Between two looks at a healthy server.
 const INTERVAL: Duration = Duration::from_secs(5);

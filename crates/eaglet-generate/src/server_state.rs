@@ -2,8 +2,8 @@
 
 use eaglet_core::progress::ServerGauges;
 use std::cell::{Cell, RefCell};
-use std::time::Instant;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 /// Up or down, and since when.
 #[derive(Debug, Default)]

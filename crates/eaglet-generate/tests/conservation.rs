@@ -71,3 +71,15 @@ fn an_aborted_run_puts_what_was_out_back() {
     let end = session(&storage, &server.url(), data.path(), settings(8), |_, _| {}).unwrap();
     assert_eq!(end.snapshot.done + end.snapshot.failed, 60);
 }
+
+/// What the breaker holds back when it stops a run is left for the next session: nobody waits for it.
+#[test]
+fn prompts_held_back_when_a_run_stops_are_as_if_never_sent() {
+    let server = ScriptedServer::start(Script::new().rule(Rule::on_chat().status(401).text("no")));
+    let data = data_set(20);
+    let end = session(&FaultyStorage::new(), &server.url(), data.path(), settings(4), |_, _| {}).unwrap();
+    let last = end.snapshot;
+    balanced(&last);
+    assert!(end.error.is_some());
+    assert_eq!((last.waiting, last.in_flight, last.not_started), (0, 0, 20), "{last:?}");
+}

@@ -12,6 +12,7 @@ use eaglet_core::journal::Journal;
 use eaglet_core::progress::Snapshot;
 use eaglet_core::resume::{Known, RecordIndex, RecordIndexBuilder};
 use eaglet_core::storage::Storage;
+use eaglet_core::work::Work;
 use eaglet_core::{Class, Error};
 use eaglet_data::{DatasetSpec, HubSettings};
 use eaglet_generate::client::Client;
@@ -156,6 +157,7 @@ impl Stage {
             template,
             responses,
             failures,
+            work: Work::Threads,
             inflight: None,
             row_failures: vec![],
             jitter_seed: 7,

@@ -10,6 +10,7 @@ use crate::atomic_file::write_atomic;
 use crate::error::io_reason;
 use crate::ids::PromptKey;
 use crate::storage::{Storage, StorageFile, write_all};
+use crate::work::{Clock, Work};
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -30,12 +31,19 @@ pub struct InflightSettings {
     pub retry_interval: Duration,
     /// A smaller file is not worth a compaction, which holds the file in memory once, bytes.
     pub compact_bytes_min: u64,
+    /// Who writes it.
+    pub work: Work,
 }
 
 impl Default for InflightSettings {
     fn default() -> Self {
         let five_s = Duration::from_secs(5);
-        InflightSettings { sync_interval: five_s, retry_interval: five_s, compact_bytes_min: 16 << 20 }
+        InflightSettings {
+            sync_interval: five_s,
+            retry_interval: five_s,
+            compact_bytes_min: 16 << 20,
+            work: Work::Threads,
+        }
     }
 }
 
@@ -46,10 +54,19 @@ struct Shared {
     notice: Mutex<Option<String>>,
 }
 
+/// Payloads of frames, each with what the accounts need of it.
+type Batch = Vec<(Effect, Vec<u8>)>;
+
 enum Command {
-    /// Payloads of frames, each with what the accounts need of it.
-    Write(Vec<(Effect, Vec<u8>)>),
+    Write(Batch),
     Finish,
+}
+
+/// Who writes.
+#[derive(Clone)]
+enum To {
+    Thread(SyncSender<Command>),
+    Caller(Arc<Mutex<Writer>>),
 }
 
 /// What a frame does to the live bytes of its generation.
@@ -83,7 +100,7 @@ pub enum Taken {
 #[derive(Clone)]
 pub struct InflightHandle {
     shared: Arc<Shared>,
-    commands: SyncSender<Command>,
+    to: To,
 }
 
 impl InflightHandle {
@@ -92,11 +109,15 @@ impl InflightHandle {
         if self.is_blocked() {
             return Taken::No;
         }
-        let batch = frames.iter().map(|frame| (Effect::of(frame), frame.to_payload())).collect();
-        match self.commands.try_send(Command::Write(batch)) {
-            Ok(()) => Taken::Yes,
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => Taken::No,
+        let batch: Batch = frames.iter().map(|frame| (Effect::of(frame), frame.to_payload())).collect();
+        match &self.to {
+            To::Caller(writer) => writer.lock().unwrap_or_else(PoisonError::into_inner).step(Some(&batch)),
+            To::Thread(commands) => match commands.try_send(Command::Write(batch)) {
+                Ok(()) => {}
+                Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => return Taken::No,
+            },
         }
+        Taken::Yes
     }
 
     /// Changes whenever frames that were taken may have been lost.
@@ -118,7 +139,8 @@ impl InflightHandle {
 /// The thread. Dropping it lets the thread finish by itself.
 pub struct InflightLog {
     handle: InflightHandle,
-    finished: Receiver<()>,
+    /// Heard of when the thread has ended.
+    finished: Option<Receiver<()>>,
 }
 
 impl InflightLog {
@@ -133,8 +155,7 @@ impl InflightLog {
         let mut found = storage.read(path).map(|bytes| replay(&bytes)).unwrap_or_default();
         found.retain(is_left);
         let shared = Arc::new(Shared::default());
-        let (commands, inbox) = sync_channel(QUEUE_BATCHES_MAX);
-        let (say_finished, finished) = sync_channel(1);
+        let clock = settings.work.clock();
         let mut writer = Writer {
             storage,
             path: path.to_owned(),
@@ -144,22 +165,22 @@ impl InflightLog {
             file_bytes: 0,
             sizes: HashMap::new(),
             told: false,
-            retry_at: Instant::now(),
-            synced_at: Instant::now(),
+            clock,
+            retry_at: clock(),
+            synced_at: clock(),
             is_synced: true,
         };
         if let Err(error) = writer.start_with(&found) {
             writer.failed(&error);
         }
-        let started = std::thread::Builder::new().name("eaglet-inflight".to_owned()).spawn(move || {
-            writer.run(&inbox);
-            // Nobody may wait any more.
-            let _ = say_finished.try_send(());
-        });
-        if started.is_err() {
-            shared.blocked.store(true, Ordering::Release);
-        }
-        (InflightLog { handle: InflightHandle { shared, commands }, finished }, found.into_saved())
+        let (to, finished) = match settings.work {
+            Work::Caller(_) => (To::Caller(Arc::new(Mutex::new(writer))), None),
+            Work::Threads => {
+                let (commands, finished) = writer.start(&shared);
+                (To::Thread(commands), Some(finished))
+            }
+        };
+        (InflightLog { handle: InflightHandle { shared, to }, finished }, found.into_saved())
     }
 
     /// What frames are handed over through.
@@ -169,15 +190,20 @@ impl InflightLog {
 
     /// Writes and syncs what was taken, or gives up at the deadline. Removes the file when nothing is unfinished.
     pub fn finish(self, deadline: Instant) {
+        let commands = match &self.handle.to {
+            To::Caller(writer) => return writer.lock().unwrap_or_else(PoisonError::into_inner).end(),
+            To::Thread(commands) => commands,
+        };
         let mut command = Command::Finish;
-        while let Err(TrySendError::Full(back)) = self.handle.commands.try_send(command) {
+        while let Err(TrySendError::Full(back)) = commands.try_send(command) {
             if Instant::now() >= deadline {
                 return;
             }
             command = back;
             std::thread::sleep(Duration::from_millis(2));
         }
-        let _ = self.finished.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+        let left = deadline.saturating_duration_since(Instant::now());
+        let _ = self.finished.map(|finished| finished.recv_timeout(left));
     }
 }
 
@@ -192,26 +218,54 @@ struct Writer {
     /// Live bytes of each generation.
     sizes: HashMap<u64, u64>,
     told: bool,
+    clock: Clock,
     retry_at: Instant,
     synced_at: Instant,
     is_synced: bool,
 }
 
 impl Writer {
+    /// Starts the thread: what it takes, and where it says that it has ended.
+    fn start(mut self, shared: &Shared) -> (SyncSender<Command>, Receiver<()>) {
+        let (commands, inbox) = sync_channel(QUEUE_BATCHES_MAX);
+        let (say_finished, finished) = sync_channel(1);
+        let started = std::thread::Builder::new().name("eaglet-inflight".to_owned()).spawn(move || {
+            self.run(&inbox);
+            // Nobody may wait any more.
+            let _ = say_finished.try_send(());
+        });
+        if started.is_err() {
+            shared.blocked.store(true, Ordering::Release);
+        }
+        (commands, finished)
+    }
+
     fn run(&mut self, inbox: &Receiver<Command>) {
         loop {
             match inbox.recv_timeout(self.settings.sync_interval.min(self.settings.retry_interval)) {
-                Ok(Command::Write(batch)) => self.guarded(|writer| writer.write(&batch)),
+                Ok(Command::Write(batch)) => self.step(Some(&batch)),
                 Ok(Command::Finish) | Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-            if self.file.is_none() && Instant::now() >= self.retry_at {
-                self.guarded(Writer::recover);
-            }
-            if self.synced_at.elapsed() >= self.settings.sync_interval {
-                self.guarded(Writer::sync);
+                Err(RecvTimeoutError::Timeout) => self.step(None),
             }
         }
+        self.end();
+    }
+
+    /// Writes this, and does what is due.
+    fn step(&mut self, batch: Option<&Batch>) {
+        if let Some(batch) = batch {
+            self.guarded(|writer| writer.write(batch));
+        }
+        let now = (self.clock)();
+        if self.file.is_none() && now >= self.retry_at {
+            self.guarded(Writer::recover);
+        }
+        if now.saturating_duration_since(self.synced_at) >= self.settings.sync_interval {
+            self.guarded(Writer::sync);
+        }
+    }
+
+    fn end(&mut self) {
         if self.file.is_some() && self.sizes.is_empty() {
             self.file = None;
             // A file that stays behind says that nothing is unfinished.
@@ -229,7 +283,7 @@ impl Writer {
 
     fn failed(&mut self, error: &io::Error) {
         self.file = None;
-        self.retry_at = Instant::now() + self.settings.retry_interval;
+        self.retry_at = (self.clock)() + self.settings.retry_interval;
         self.shared.blocked.store(true, Ordering::Release);
         self.shared.epoch.fetch_add(1, Ordering::AcqRel);
         if !std::mem::replace(&mut self.told, true) {
@@ -296,7 +350,7 @@ impl Writer {
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        self.synced_at = Instant::now();
+        self.synced_at = (self.clock)();
         match &mut self.file {
             Some(file) if !std::mem::replace(&mut self.is_synced, true) => file.sync_data(),
             _ => Ok(()),

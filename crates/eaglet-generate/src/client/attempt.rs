@@ -17,8 +17,8 @@ use std::cell::{Cell, RefCell};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
-use tokio::time::Sleep;
+use std::time::Duration;
+use tokio::time::{Instant, Sleep};
 
 /// How an answer travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +97,7 @@ pub struct InFlight {
     /// Requests out that have no token yet, and how long each has been so, summed.
     unstarted: Cell<u64>,
     unstarted_s: Cell<f64>,
-    unstarted_since: Cell<tokio::time::Instant>,
+    unstarted_since: Cell<Instant>,
 }
 
 impl Default for InFlight {
@@ -108,7 +108,7 @@ impl Default for InFlight {
             idle_resets: Cell::new(0),
             unstarted: Cell::new(0),
             unstarted_s: Cell::new(0.0),
-            unstarted_since: Cell::new(tokio::time::Instant::now()),
+            unstarted_since: Cell::new(Instant::now()),
         }
     }
 }
@@ -121,7 +121,7 @@ impl InFlight {
     }
 
     fn count_unstarted(&self, change: i64) {
-        let now = tokio::time::Instant::now();
+        let now = Instant::now();
         let seconds = (now - self.unstarted_since.replace(now)).as_secs_f64();
         self.unstarted_s.set(self.unstarted_s.get() + self.unstarted.get() as f64 * seconds);
         self.unstarted.set(self.unstarted.get().saturating_add_signed(change));
@@ -219,7 +219,7 @@ impl<'a> Watch<'a> {
             } else if let Some(trouble) = self.waiting.verdict(Instant::now(), self.timeouts, self.server) {
                 return Poll::Ready(trouble);
             }
-            self.tick.as_mut().reset(tokio::time::Instant::now() + WATCH_INTERVAL);
+            self.tick.as_mut().reset(Instant::now() + WATCH_INTERVAL);
         }
         Poll::Pending
     }

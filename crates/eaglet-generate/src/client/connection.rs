@@ -10,10 +10,14 @@ use http_body_util::Full;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use std::cell::RefCell;
+use std::io;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 
 /// Longest time a connection lies idle before it is not used again; below the 5 s after which uvicorn closes it.
@@ -22,6 +26,20 @@ pub const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(4);
 /// Read buffer of one connection, in bytes at most: hyper lets it grow while reads fill it. Streams (a vLLM chunk has 250 bytes) leave it at 8 KiB,
 /// however many are open; a whole reply of a thousand tokens with their ids fits in one piece.
 const READ_BUFFER_BYTES_MAX: usize = 64 << 10;
+
+/// Makes connections by other means than TCP: a simulated server, on a clock that stands still, cannot be reached through sockets.
+pub trait Connector: std::fmt::Debug {
+    /// A new connection.
+    fn connect(&self) -> Connecting<'_>;
+}
+
+/// A connection on its way.
+pub type Connecting<'a> = Pin<Box<dyn Future<Output = io::Result<Box<dyn Duplex>>> + 'a>>;
+
+/// Bytes in both directions.
+pub trait Duplex: AsyncRead + AsyncWrite + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Duplex for T {}
 
 /// No connection was made.
 #[derive(Debug)]
@@ -91,23 +109,29 @@ impl Pool {
     }
 
     async fn connect(&self) -> Result<Connection, ConnectError> {
-        let Endpoint { host, port, .. } = &*self.endpoint;
-        let failed = |detail: String| ConnectError { cause: Cause::Connect, detail };
-        let connecting = TcpStream::connect((host.as_str(), *port));
-        let stream = match tokio::time::timeout(self.connect_timeout, connecting).await {
-            Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => return Err(failed(eaglet_core::error::io_reason(&error))),
-            Err(_) => return Err(failed(format!("no connection within {} s", self.connect_timeout.as_secs_f32()))),
-        };
-        // A request is one write; waiting for more to send would only delay it.
-        let _ = stream.set_nodelay(true);
-        let sender = match &self.tls {
-            None => handshake(TokioIo::new(stream)).await.map_err(|e| failed(e.to_string()))?,
-            Some(tls) => {
-                handshake(TokioIo::new(self.encrypt(tls, stream).await?)).await.map_err(|e| failed(e.to_string()))?
+        let Endpoint { host, port, connector, .. } = &*self.endpoint;
+        let sender = if let Some(connector) = connector {
+            handshake(self.in_time(connector.connect()).await?).await
+        } else {
+            let stream = self.in_time(TcpStream::connect((host.as_str(), *port))).await?;
+            // A request is one write; waiting for more to send would only delay it.
+            let _ = stream.set_nodelay(true);
+            match &self.tls {
+                None => handshake(stream).await,
+                Some(tls) => handshake(self.encrypt(tls, stream).await?).await,
             }
         };
+        let sender = sender.map_err(|error| ConnectError { cause: Cause::Connect, detail: error.to_string() })?;
         Ok(Connection { sender, reused: false })
+    }
+
+    async fn in_time<T>(&self, connecting: impl Future<Output = io::Result<T>>) -> Result<T, ConnectError> {
+        let failed = |detail: String| ConnectError { cause: Cause::Connect, detail };
+        match tokio::time::timeout(self.connect_timeout, connecting).await {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(error)) => Err(failed(eaglet_core::error::io_reason(&error))),
+            Err(_) => Err(failed(format!("no connection within {} s", self.connect_timeout.as_secs_f32()))),
+        }
     }
 
     async fn encrypt(
@@ -131,10 +155,8 @@ impl Pool {
     }
 }
 
-async fn handshake<T>(io: T) -> hyper::Result<SendRequest<Full<Bytes>>>
-where
-    T: hyper::rt::Read + hyper::rt::Write + Unpin + 'static,
-{
+async fn handshake(stream: impl Duplex + 'static) -> hyper::Result<SendRequest<Full<Bytes>>> {
+    let io = TokioIo::new(stream);
     let (sender, connection) = http1::Builder::new().max_buf_size(READ_BUFFER_BYTES_MAX).handshake(io).await?;
     // Its errors come out of the request that they hit.
     tokio::task::spawn_local(async move {

@@ -3,9 +3,11 @@
 //! The URL may be given with or without `/v1` (or with the whole path of the chat API). Credentials inside it are taken out at
 //! once; everything that is shown or recorded uses [`Endpoint::label`], which has none.
 
+use super::connection::Connector;
 use eaglet_core::redacted::{Scrubber, Secret};
 use eaglet_core::{Error, Result};
 use hyper::header::{AUTHORIZATION, HOST, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
+use std::rc::Rc;
 use url::Url;
 
 /// A server to talk to.
@@ -23,6 +25,8 @@ pub struct Endpoint {
     headers: HeaderMap,
     /// Knows the secrets of this endpoint.
     pub scrubber: Scrubber,
+    /// What makes connections to it, where that is not TCP.
+    pub(super) connector: Option<Rc<dyn Connector>>,
 }
 
 /// Header names whose values are secrets.
@@ -45,6 +49,7 @@ impl Endpoint {
             base_path: base_path(parsed.path()),
             headers: HeaderMap::new(),
             scrubber: Scrubber::default(),
+            connector: None,
         };
         endpoint.set_headers(&parsed, key, extra_headers)?;
         Ok(endpoint)
@@ -97,6 +102,12 @@ impl Endpoint {
         }
         self.headers.insert(name, header);
         Ok(())
+    }
+
+    /// The same server, reached by other means than TCP and TLS: for simulations.
+    #[must_use]
+    pub fn reached_by(self, connector: Rc<dyn Connector>) -> Self {
+        Endpoint { connector: Some(connector), ..self }
     }
 
     /// Headers of every request.

@@ -7,7 +7,8 @@ use eaglet_core::provenance::now;
 use eaglet_core::response::Status;
 use eaglet_core::stats::{LossTable, Percentiles, RateWindow, percentiles};
 use std::collections::{BTreeMap, HashMap};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// The window of the "now" rates.
 const RATE_WINDOW: Duration = Duration::from_secs(30);

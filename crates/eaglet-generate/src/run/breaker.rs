@@ -70,6 +70,11 @@ impl<T> Breaker<T> {
         std::mem::take(&mut self.held)
     }
 
+    /// The run ends without them: how many are still held, and are no longer.
+    pub fn leave(&mut self) -> usize {
+        std::mem::take(&mut self.held).len()
+    }
+
     /// Every prompt has ended. Refusals are believed only if anything ever succeeded.
     ///
     /// # Errors

@@ -12,7 +12,8 @@ use eaglet_core::inflight::{Budget, Frame, InflightHandle, InflightLog, Saved, T
 use eaglet_core::response::{Answer, Status};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// Most bytes of checkpoints in a second: a hundredth of what the slowest disk in use takes, and more than 100,000 tokens a second need.
 const CHECKPOINT_BYTES_PER_S_MAX: u64 = 4 << 20;

@@ -7,6 +7,7 @@ mod books;
 mod breaker;
 mod checkpoints;
 mod continuing;
+mod disk;
 mod server;
 mod servers;
 mod settings;
@@ -34,17 +35,19 @@ use eaglet_core::journal::Journal;
 use eaglet_core::outcome::Place;
 use eaglet_core::progress::{Phase, Snapshot};
 use eaglet_core::prompt::Prompt;
+use eaglet_core::work::Work;
 use eaglet_core::{Error, Result};
 use eaglet_data::{Plan, PlanEntry};
 use servers::{Common, Lease, Servers};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tail::{Known, LastPrompts, Lengths, PROMPTS_PER_SLOT};
 use token_limit::TokenLimiter;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 /// New prompts wait while more than this is submitted and not yet synced.
 const UNSYNCED_BYTES_MAX: u64 = 64 << 20;
@@ -111,6 +114,8 @@ pub struct RunParts {
     pub responses: Journal,
     /// The journal of failures.
     pub failures: Journal,
+    /// Who does the work that waits for a disk.
+    pub work: Work,
     /// The file of unfinished answers; without one an interrupted session starts them again.
     pub inflight: Option<Inflight>,
     /// Failure lines of rows that are no prompts (unusable, duplicate), to be written first.
@@ -162,16 +167,13 @@ impl Run {
 
     /// Waits until the run is to stop.
     async fn stopping(&self) {
-        let mut outside = self.stop.clone();
         loop {
+            // The driver hears what is asked from outside, and tells it.
             let changed = self.changed.notified();
             if self.stop() != Stop::No {
                 return;
             }
-            tokio::select! {
-                () = changed => {}
-                () = changed_or_never(&mut outside) => {}
-            }
+            changed.await;
         }
     }
 
@@ -271,7 +273,8 @@ async fn changed_or_never(outside: &mut watch::Receiver<Stop>) {
 pub async fn run(parts: RunParts, stop: watch::Receiver<Stop>, mut observe: impl FnMut(Report)) -> Result<RunEnd> {
     let (commit_events, mut commits) = mpsc::unbounded_channel();
     let (reports, mut reported) = mpsc::unbounded_channel();
-    let committer = Committer::start(parts.responses, parts.failures, parts.settings.commit, move |event| {
+    let journals = [parts.responses, parts.failures];
+    let committer = disk::committer(parts.work, journals, parts.settings.commit, move |event| {
         // The receiver lives as long as the run.
         let _ = commit_events.send(event);
     })?;
@@ -334,7 +337,7 @@ pub async fn run(parts: RunParts, stop: watch::Receiver<Stop>, mut observe: impl
     run.servers.close();
     if let Some(inflight) = inflight {
         run.checkpoints.write_all();
-        inflight.finish(Instant::now() + LAST_CHECKPOINT_DEADLINE);
+        inflight.finish((Instant::now() + LAST_CHECKPOINT_DEADLINE).into_std());
     }
     while let Ok(report) = reported.try_recv() {
         observe(report);
@@ -406,14 +409,17 @@ impl Driver {
                 return;
             }
             let may_start = run.stop() == Stop::No && !self.is_exhausted();
+            // In this order, so that a simulated run is the same each time. None of the first can keep the last from its turn: they
+            // are ready only so often.
             tokio::select! {
-                lease = run.slot(), if may_start => self.start(lease),
-                Some(joined) = self.tasks.join_next() => self.joined(joined),
+                biased;
+                () = changed_or_never(&mut outside) => {}
                 Some(event) = commits.recv() => self.hear_disk(event),
+                Some(joined) = self.tasks.join_next() => self.joined(joined),
                 Some(report) = reported.recv() => observe(report),
                 _ = tick.tick() => self.tick(observe),
                 _ = look.tick() => run.checkpoints.look(),
-                () = changed_or_never(&mut outside) => {}
+                lease = run.slot(), if may_start => self.start(lease),
                 () = run.changed.notified(), if !may_start => {}
             }
         }
@@ -477,6 +483,7 @@ impl Driver {
         let stop = self.run.stop();
         if stop > self.told {
             self.told = stop;
+            self.run.changed.notify_waiters();
             let reason =
                 if self.run.own_stop.get() == Stop::No { "asked to stop" } else { "the run cannot go on" }.to_owned();
             match stop {
@@ -556,26 +563,31 @@ impl Driver {
         observe: &mut impl FnMut(Report),
     ) -> Result<u64> {
         let run = Rc::clone(&self.run);
-        let ended = run.error.borrow().is_none().then(|| run.breaker.borrow_mut().finish());
-        match ended {
-            Some(Ok(held)) if run.stop() == Stop::No => held.into_iter().for_each(|ended| run.submit_failure(ended)),
-            Some(Err(_)) if run.stop() == Stop::No => run.stop_refused(),
-            // A drained run leaves them: the next session finds out whether they were alone.
-            _ => {}
+        // A run that was stopped leaves them: the next session finds out whether they were alone.
+        if run.error.borrow().is_none() && run.stop() == Stop::No {
+            let ended = run.breaker.borrow_mut().finish();
+            match ended {
+                Ok(held) => held.into_iter().for_each(|ended| run.submit_failure(ended)),
+                Err(_) => run.stop_refused(),
+            }
         }
+        // Nobody waits for what is left.
+        let left = run.breaker.borrow_mut().leave();
+        (0..left).for_each(|_| run.books.borrow_mut().tally.step(Place::Waiting, Place::NotStarted));
         run.commits.flush();
         let mut tick = tokio::time::interval(TICK);
         let mut outside = run.stop.clone();
         let leave_now = |run: &Run| run.error.borrow().is_some() || *run.stop.borrow() == Stop::Abort;
         while run.books.borrow().tally.unsynced() > 0 && !leave_now(&run) {
             tokio::select! {
+                biased;
                 Some(event) = commits.recv() => self.hear_disk(event),
                 Some(report) = reported.recv() => observe(report),
                 _ = tick.tick() => self.tick(observe),
                 () = changed_or_never(&mut outside) => {}
             }
         }
-        let finished = committer.finish(Instant::now() + LAST_SYNC_DEADLINE)?;
+        let finished = committer.finish((Instant::now() + LAST_SYNC_DEADLINE).into_std())?;
         while let Ok(event) = commits.try_recv() {
             self.hear_disk(event);
         }

@@ -162,6 +162,7 @@ impl Servers {
             let mut watch = std::pin::pin!(watch);
             loop {
                 tokio::select! {
+                    biased;
                     () = &mut watch => {}
                     () = server.monitor.state.changed() => {
                         servers.changed.notify_waiters();

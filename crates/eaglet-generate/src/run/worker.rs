@@ -18,7 +18,8 @@ use eaglet_core::prompt::Prompt;
 use eaglet_core::provenance::now;
 use eaglet_core::response::{Answer, RECORD_VERSION, Response, Status};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// So many attempts are told in a failure record; the first ones go.
 const ATTEMPTS_TOLD_MAX: usize = 20;
@@ -228,7 +229,12 @@ impl Attempting<'_> {
                 return true;
             }
             self.lease = None;
+            if self.placed.place == Place::InFlight {
+                // Between two requests its server went away.
+                self.placed.step(Place::Waiting);
+            }
             tokio::select! {
+                biased;
                 lease = self.run.servers.lease(self.avoid) => self.lease = Some(lease),
                 () = self.run.stopping() => return false,
             }
@@ -281,6 +287,7 @@ impl Attempting<'_> {
             }
         };
         tokio::select! {
+            biased;
             () = until_next => {}
             () = run.stopping() => return Some(Attempts::Left),
         }

@@ -10,6 +10,7 @@ use eaglet_core::journal::Journal;
 use eaglet_core::resume::{Known, RecordIndex, RecordIndexBuilder};
 use eaglet_core::scan::{ScanLimits, scan_storage};
 use eaglet_core::storage::Storage;
+use eaglet_core::work::Work;
 use eaglet_data::{DatasetSpec, HubSettings};
 use eaglet_generate::client::Client;
 use eaglet_generate::client::endpoint::Endpoint;
@@ -101,6 +102,7 @@ pub(crate) fn session(
             sync_interval: Duration::from_millis(50),
             retry_interval: Duration::from_millis(5),
             compact_bytes_min: 1 << 20,
+            work: Work::Threads,
         };
         let (log, saved) = InflightLog::open(shared, Path::new(INFLIGHT), quick, |key| left.contains(&key));
         Inflight { log, saved }
@@ -123,6 +125,7 @@ pub(crate) fn session(
             template,
             responses,
             failures,
+            work: Work::Threads,
             inflight,
             row_failures: vec![],
             jitter_seed: 1,

@@ -5,7 +5,7 @@ use std::{io, net::SocketAddr, time::Duration};
 use eaglet_core::{Error, Result, error::io_reason};
 use tokio::net::{TcpListener, TcpSocket};
 
-use super::simulator::Simulator;
+use super::simulator::{Life, Simulator};
 
 /// Connections the kernel holds until they are accepted.
 const BACKLOG: u32 = 8192;
@@ -40,24 +40,22 @@ impl Listener {
 
     /// Serves connections, each in a task of the current runtime, for ever. While the server is down the port is closed.
     pub async fn serve(self, simulator: Simulator) {
-        let mut life = simulator.life();
+        let life = simulator.life();
         let mut listener = Some(self.listener);
         loop {
-            if life.borrow_and_update().accepts() {
+            if life.now().accepts() {
                 let open = match listener.take() {
                     Some(open) => open,
                     None => bind_again(self.address).await,
                 };
                 tokio::select! {
                     biased;
-                    _ = life.wait_for(|life| !life.accepts()) => {}
+                    () = life.until(|life| !life.accepts()) => {}
                     () = accept(&open, &simulator) => {}
                 }
             } else {
                 drop(listener.take());
-                if life.wait_for(|life| life.accepts()).await.is_err() {
-                    return;
-                }
+                life.until(Life::accepts).await;
             }
         }
     }

@@ -7,7 +7,7 @@
 //! is dropped frees its blocks at once.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     io,
     sync::{
         Arc, Mutex, MutexGuard,
@@ -73,12 +73,46 @@ pub(super) struct Inner {
     pub(super) state: Mutex<State>,
     /// Told when there may be something to compute.
     pub(super) work: Notify,
-    life: watch::Sender<Life>,
+    pub(super) life: LifeCell,
     pub(super) faults: Mutex<Faults>,
     /// Whether it was told to end, so that no script brings it back.
     ended: AtomicBool,
     replies: AtomicU64,
     connections: watch::Sender<usize>,
+}
+
+/// How the server is, and who waits for a change of it. They are woken in the order in which they began to wait (a `watch` channel wakes in
+/// a random one), so that a simulation is the same each time.
+#[derive(Debug)]
+pub(super) struct LifeCell {
+    now: Mutex<Life>,
+    changed: Notify,
+}
+
+impl LifeCell {
+    fn new(health: Health) -> Self {
+        Self { now: Mutex::new(Life { health, incarnation: 0 }), changed: Notify::new() }
+    }
+
+    pub(super) fn now(&self) -> Life {
+        *lock(&self.now)
+    }
+
+    fn becomes(&self, life: Life) {
+        *lock(&self.now) = life;
+        self.changed.notify_waiters();
+    }
+
+    /// Waits until it is as wanted.
+    pub(super) async fn until(&self, is_wanted: impl Fn(Life) -> bool) {
+        loop {
+            let changed = self.changed.notified();
+            if is_wanted(self.now()) {
+                return;
+            }
+            changed.await;
+        }
+    }
 }
 
 /// How the server is, and for the how-many-eth time it was started.
@@ -100,7 +134,7 @@ pub(super) struct State {
     pub(super) engine: Engine,
     /// How often the engine was made anew.
     pub(super) incarnation: u64,
-    pub(super) streams: HashMap<SequenceId, Progress>,
+    pub(super) streams: BTreeMap<SequenceId, Progress>,
     pub(super) stopped: u64,
     pub(super) cut_by_length: u64,
 }
@@ -114,7 +148,7 @@ pub(super) struct Progress {
 
 impl State {
     fn fresh(profile: Profile, incarnation: u64) -> Self {
-        Self { engine: Engine::new(profile), incarnation, streams: HashMap::new(), stopped: 0, cut_by_length: 0 }
+        Self { engine: Engine::new(profile), incarnation, streams: BTreeMap::new(), stopped: 0, cut_by_length: 0 }
     }
 
     /// Hands out the tokens of a step.
@@ -157,7 +191,7 @@ impl Simulator {
             seed,
         };
         let faults = Faults::new(faults, seed, profile.answers.mean_tokens as usize);
-        let life = Life { health: faults.health(0.0), incarnation: 0 };
+        let life = LifeCell::new(faults.health(0.0));
         Self(Arc::new(Inner {
             served,
             rule,
@@ -165,7 +199,7 @@ impl Simulator {
             started: Instant::now(),
             state: Mutex::new(State::fresh(profile, 0)),
             work: Notify::new(),
-            life: watch::Sender::new(life),
+            life,
             faults: Mutex::new(faults),
             ended: AtomicBool::new(false),
             replies: AtomicU64::new(0),
@@ -182,23 +216,22 @@ impl Simulator {
     pub async fn serve<S: ByteStream>(&self, stream: S) {
         let _open = Open::count(&self.0.connections);
         let mut wire = Wire::new(stream);
-        let mut life = self.0.life.subscribe();
-        let born = *life.borrow_and_update();
+        let life = &self.0.life;
+        let born = life.now();
         if !born.accepts() {
             return wire.reset();
         }
         let number = || self.0.replies.fetch_add(1, Ordering::Relaxed);
         let served = tokio::select! {
             biased;
-            _ = life.wait_for(|now| now.incarnation != born.incarnation || !now.accepts()) => None,
+            () = life.until(|now| now.incarnation != born.incarnation || !now.accepts()) => None,
             farewell = face::serve(self, &mut wire, number) => Some(farewell),
         };
         match served {
             Some(Farewell::Close) => wire.close().await,
             Some(Farewell::Reset) => wire.reset(),
             None => {
-                let gone_for_good =
-                    life.wait_for(|now| now.incarnation != born.incarnation || now.health == Health::Dead);
+                let gone_for_good = life.until(|now| now.incarnation != born.incarnation || now.health == Health::Dead);
                 // Silent until the process is gone or the client is.
                 let _ = wire.unless_gone(gone_for_good).await;
                 wire.reset();
@@ -211,10 +244,18 @@ impl Simulator {
     /// # Errors
     /// `ConnectionRefused` while the server is down.
     pub fn connect(&self) -> io::Result<DuplexStream> {
-        if !self.0.life.borrow().accepts() {
+        self.connect_by(PIPE_BYTES)
+    }
+
+    /// As [`connect`](Self::connect), by a pipe that holds so many bytes: a narrow one cuts what is sent anywhere.
+    ///
+    /// # Errors
+    /// `ConnectionRefused` while the server is down.
+    pub fn connect_by(&self, pipe_bytes: usize) -> io::Result<DuplexStream> {
+        if !self.0.life.now().accepts() {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
-        let (ours, theirs) = tokio::io::duplex(PIPE_BYTES);
+        let (ours, theirs) = tokio::io::duplex(pipe_bytes);
         let server = self.clone();
         tokio::spawn(async move { server.serve(theirs).await });
         Ok(ours)
@@ -237,8 +278,8 @@ impl Simulator {
         let _ = self.0.connections.subscribe().wait_for(|open| *open == 0).await;
     }
 
-    pub(super) fn life(&self) -> watch::Receiver<Life> {
-        self.0.life.subscribe()
+    pub(super) fn life(&self) -> &LifeCell {
+        &self.0.life
     }
 }
 
@@ -277,11 +318,10 @@ impl Inner {
 
     /// Waits until tokens move; says whether that took a wait.
     async fn until_moving(&self) -> bool {
-        if self.life.borrow().health == Health::Serving {
+        if self.life.now().health == Health::Serving {
             return false;
         }
-        // An error would mean that the sender is gone, and it is in `self`.
-        let _ = self.life.subscribe().wait_for(|life| life.health == Health::Serving).await;
+        self.life.until(|life| life.health == Health::Serving).await;
         true
     }
 
@@ -333,7 +373,7 @@ impl Inner {
     }
 
     fn become_(&self, health: Health) {
-        let before = *self.life.borrow();
+        let before = self.life.now();
         let is_up = |health| matches!(health, Health::Serving | Health::Stalled);
         let mut now = Life { health, ..before };
         if health == before.health {
@@ -346,6 +386,6 @@ impl Inner {
             // Streams learn of it by the end of their connection.
             *state = State::fresh(profile, state.incarnation + 1);
         }
-        self.life.send_replace(now);
+        self.life.becomes(now);
     }
 }

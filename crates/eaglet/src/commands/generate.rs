@@ -16,6 +16,7 @@ use eaglet_core::resume::{Known, RecordIndex, RecordIndexBuilder};
 use eaglet_core::run_dir::RunDir;
 use eaglet_core::run_file::{ConfigChange, GenerateStage, RUN_FORMAT_VERSION, RunFile, StageState, differences};
 use eaglet_core::storage::{RealStorage, Storage};
+use eaglet_core::work::Work;
 use eaglet_core::{Error, Result, scan};
 use eaglet_data::{DatasetSpec, Plan};
 use eaglet_generate::client::Client;
@@ -135,6 +136,7 @@ impl Session<'_> {
             template,
             responses,
             failures,
+            work: Work::Threads,
             inflight,
             row_failures,
             jitter_seed: u64::from(std::process::id()) ^ jiff::Timestamp::now().as_nanosecond() as u64,
