@@ -299,3 +299,6 @@ fn fit(tokens: MaskedIds, policies: &Policies, marks: &mut Marks) -> Result<Mask
         Dropped::new(DropReason::TooFewSupervisedTokens, detail)
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -197,7 +197,8 @@ fn check_format(
     for split in Split::ALL {
         let (mut rows_found, mut digest, mut tokens, mut supervised) = (0, 0u128, 0, 0);
         let mut counts = TokenCounts::default();
-        for path in data_files(summary, format, split) {
+        // A file that is not there has been told of.
+        for path in data_files(summary, format, split).into_iter().filter(|path| directory.join(path).exists()) {
             let shown = path.clone();
             let mut take = |row: Result<Row, String>| {
                 rows_found += 1;
