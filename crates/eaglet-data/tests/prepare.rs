@@ -483,6 +483,29 @@ fn verify_compares_with_the_run() {
 }
 
 #[test]
+fn near_duplicates_are_dropped_where_that_is_asked_for() {
+    let long: Vec<u32> = (0..600u32).map(|n| n.wrapping_mul(2_654_435_761) % 50_000).collect();
+    // The same answer to another prompt, and with one token more.
+    let more = [long.as_slice(), &[7]].concat();
+    let different: Vec<u32> = long.iter().map(|id| id ^ 1).collect();
+    let place = Place::with(&[
+        record(0, &[1], &long),
+        record(1, &[2], &long),
+        record(2, &[1], &more),
+        record(3, &[1], &different),
+    ]);
+    let kept = place.made(&settings(&[Format::Shards]));
+    assert_eq!(kept.kept, 4, "by default they stay");
+    let mut settings = settings(&[Format::Shards]);
+    settings.policies.near_duplicates = Keep::Drop;
+    let replace = Options { threads: 2, existing: Existing::Replace };
+    prepare(&place.input(), &place.out(), &settings, replace, &Progress::default()).unwrap();
+    let near = |id: &str| (id.to_owned(), "near_duplicate".to_owned());
+    assert_eq!(place.dropped(), [near("q1"), near("q2")]);
+    place.assert_sound();
+}
+
+#[test]
 fn nothing_to_keep_is_a_set_without_examples() {
     let mut without_ids = record(0, &[1], &[2]);
     without_ids.answer.token_ids = None;

@@ -20,7 +20,7 @@ impl ShardFiles {
 
     fn end_shard(&mut self) -> Result<()> {
         if let Some(shard) = self.open.take() {
-            let file = shard.finish().map_err(|error| error.context(&self.root.display()))?;
+            let file = shard.finish().map_err(|error| error.context(self.root.display()))?;
             self.done.push(file.finish()?);
         }
         Ok(())

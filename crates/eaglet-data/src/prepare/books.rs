@@ -30,6 +30,13 @@ struct DroppedLine<'a> {
     offset: Option<u64>,
 }
 
+/// What was kept, by a hash, with the row (`u64::MAX`: unknown).
+type Seen = HashMap<u128, u64, BuildHashedKeyHasher>;
+
+fn row_in_words(row: u64) -> String {
+    if row == u64::MAX { "an earlier example".to_owned() } else { format!("row {row}") }
+}
+
 /// Counts of one side while it grows.
 #[derive(Default)]
 struct Side {
@@ -44,8 +51,10 @@ pub(super) struct Books<'a> {
     settings: &'a Settings,
     dropped_file: OutFile,
     writers: BTreeMap<(Format, Split), Box<dyn Writer>>,
-    /// Examples by their content, with the row of the first (`u64::MAX`: unknown).
-    seen: HashMap<u128, u64, BuildHashedKeyHasher>,
+    /// Kept examples by their content.
+    seen: Seen,
+    /// Kept examples by the sketch of their answer.
+    sketches: Seen,
     records: u64,
     kept: u64,
     dropped: BTreeMap<&'static str, u64>,
@@ -62,7 +71,8 @@ impl<'a> Books<'a> {
             settings,
             dropped_file: OutFile::create(root, DROPPED_FILE)?,
             writers: BTreeMap::new(),
-            seen: HashMap::default(),
+            seen: Seen::default(),
+            sketches: Seen::default(),
             records: 0,
             kept: 0,
             dropped: BTreeMap::new(),
@@ -79,7 +89,7 @@ impl<'a> Books<'a> {
             Item::Kept(item) => {
                 // Turn 0 stands for its record.
                 self.records += u64::from(item.example.id.turn == 0);
-                match self.duplicate_of(&item.example) {
+                match self.repeats(&item) {
                     Some(dropped) => self.drop_example(&item.example, dropped),
                     None => self.keep(*item),
                 }
@@ -87,25 +97,24 @@ impl<'a> Books<'a> {
         }
     }
 
-    /// Why an example is dropped because of an earlier one.
-    fn duplicate_of(&mut self, example: &Example) -> Option<Dropped> {
-        if self.settings.policies.duplicates == Keep::Keep {
-            return None;
+    /// Why an example is dropped because of an earlier one. One that is dropped leaves no trace: only what is kept makes others duplicates.
+    fn repeats(&mut self, item: &KeptItem) -> Option<Dropped> {
+        let policies = &self.settings.policies;
+        let row = item.example.id.row.unwrap_or(u64::MAX);
+        let content = (policies.duplicates == Keep::Drop).then(|| item.example.tokens.content_hash());
+        let first = |seen: &Seen, hash: Option<u128>| seen.get(&hash?).copied();
+        if let Some(row) = first(&self.seen, content) {
+            return Some(Dropped::new(DropReason::Duplicate, format!("the ids and mask of {}", row_in_words(row))));
         }
-        let row = example.id.row.unwrap_or(u64::MAX);
-        match self.seen.entry(example.tokens.content_hash()) {
-            std::collections::hash_map::Entry::Vacant(place) => {
-                place.insert(row);
-                None
-            }
-            std::collections::hash_map::Entry::Occupied(first) => {
-                let detail = match *first.get() {
-                    u64::MAX => "the ids and mask of an earlier example".to_owned(),
-                    row => format!("the ids and mask of row {row}"),
-                };
-                Some(Dropped::new(DropReason::Duplicate, detail))
-            }
+        if let Some(row) = first(&self.sketches, item.sketch) {
+            return Some(Dropped::new(
+                DropReason::NearDuplicate,
+                format!("almost the answer of {}", row_in_words(row)),
+            ));
         }
+        content.map(|hash| self.seen.insert(hash, row));
+        item.sketch.map(|hash| self.sketches.insert(hash, row));
+        None
     }
 
     fn drop_example(&mut self, example: &Example, dropped: Dropped) -> Result<()> {
@@ -145,7 +154,7 @@ impl<'a> Books<'a> {
     }
 
     fn keep(&mut self, item: KeptItem) -> Result<()> {
-        let KeptItem { example, finish_reason, encoded } = item;
+        let KeptItem { example, finish_reason, encoded, sketch: _ } = item;
         let validation = example.id.is_validation(self.settings.validation_share);
         let split = if validation { Split::Validation } else { Split::Train };
         self.count(&example, finish_reason, split);

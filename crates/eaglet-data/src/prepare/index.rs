@@ -1,9 +1,10 @@
 //! The lines of a record file in the order of the data set, without holding them.
 //!
 //! Answers stand in the file in the order in which they came. Prepared, they stand in the order of their rows: so what comes out does not depend on
-//! how many requests were out, or where a run was interrupted. One pass reads the head of each line and remembers where it is; memory: 48 bytes a line.
+//! how many requests were out, or where a run was interrupted. One pass reads the head of each line and remembers where it is; memory: 48 bytes a line,
+//! and 32 more while the second records are looked for.
 
-use super::policy::DropReason;
+use super::policy::{DropReason, Dropped};
 use eaglet_core::ids::hash128;
 use eaglet_core::resume::{Record, read_record};
 use eaglet_core::scan::{self, Damage, Line, LineKind};
@@ -20,18 +21,59 @@ pub(crate) enum LineIs {
     /// An answer in the older script's format: it has no ids.
     Older,
     /// Nothing that can become an example.
-    Useless(DropReason, &'static str),
+    Useless(Useless),
 }
+
+/// Why a line can become no example.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Useless {
+    /// A JSON object without an answer.
+    NotAnAnswer,
+    /// The prompt has an earlier record.
+    SecondRecord,
+    /// Damaged.
+    Damaged(Damage),
+}
+
+impl Useless {
+    pub(crate) fn dropped(self) -> Dropped {
+        let (reason, words) = match self {
+            Useless::NotAnAnswer => (DropReason::NotAnAnswer, "a JSON object without an answer"),
+            Useless::SecondRecord => (DropReason::SecondRecord, "the prompt has an earlier record"),
+            Useless::Damaged(damage) => {
+                let words = match damage {
+                    Damage::Partial => "unfinished at the end of the file",
+                    Damage::TooLong => "longer than 64 MiB",
+                    Damage::ZeroBytes => "holds zero bytes",
+                    Damage::NotUtf8 => "is not UTF-8",
+                    Damage::NotAnObject => "is not one JSON object",
+                };
+                (DropReason::Unreadable, words)
+            }
+        };
+        Dropped::new(reason, words)
+    }
+}
+
+/// Stands for a row that the record does not name: behind all others.
+const ROW_UNKNOWN: u64 = u64::MAX;
 
 /// Where a line is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LineAt {
-    pub(crate) row: Option<u64>,
+    row: u64,
     key: u128,
     pub(crate) offset: u64,
     /// Without the line feed.
     pub(crate) bytes: u32,
     pub(crate) is: LineIs,
+}
+
+impl LineAt {
+    /// 0-based row of the data set, if the line says.
+    pub(crate) fn row(&self) -> Option<u64> {
+        (self.row != ROW_UNKNOWN).then_some(self.row)
+    }
 }
 
 /// What was read, so that the same input is known again.
@@ -68,12 +110,12 @@ impl Part {
         let hash = hash128(line.bytes);
         self.hash_sum = self.hash_sum.wrapping_add(hash);
         let (row, key, is) = match line.kind {
-            LineKind::TooLong => (None, hash, LineIs::Useless(DropReason::Unreadable, "longer than 64 MiB")),
+            LineKind::TooLong => (None, hash, LineIs::Useless(Useless::Damaged(Damage::TooLong))),
             LineKind::Complete | LineKind::Partial => identify(&line, hash),
         };
         // A line that is too long is given only to its limit, far below 4 GiB.
         let bytes = u32::try_from(line.bytes.len()).unwrap_or(u32::MAX);
-        self.lines.push(LineAt { row, key, offset: line.offset, bytes, is });
+        self.lines.push(LineAt { row: row.unwrap_or(ROW_UNKNOWN), key, offset: line.offset, bytes, is });
     }
 }
 
@@ -81,16 +123,10 @@ fn identify(line: &Line<'_>, hash: u128) -> (Option<u64>, u128, LineIs) {
     match read_record(line.bytes) {
         Record::Own { key, row, .. } => (row, key.0, LineIs::Record),
         Record::Legacy { id, .. } => (None, hash128(id.as_bytes()), LineIs::Older),
-        Record::Unfinished => (None, hash, LineIs::Useless(DropReason::NotAnAnswer, "a JSON object without an answer")),
+        Record::Unfinished => (None, hash, LineIs::Useless(Useless::NotAnAnswer)),
         Record::Unreadable => {
-            let why = match line.damage() {
-                Some(Damage::Partial) => "unfinished at the end of the file",
-                Some(Damage::ZeroBytes) => "holds zero bytes",
-                Some(Damage::NotUtf8) => "is not UTF-8",
-                Some(Damage::TooLong) => "longer than 64 MiB",
-                Some(Damage::NotAnObject) | None => "is not one JSON object",
-            };
-            (None, hash, LineIs::Useless(DropReason::Unreadable, why))
+            let damage = line.damage().unwrap_or(Damage::NotAnObject);
+            (None, hash, LineIs::Useless(Useless::Damaged(damage)))
         }
     }
 }
@@ -109,7 +145,7 @@ pub(crate) fn read(path: &Path, threads: usize) -> Result<Index> {
     let mut lines: Vec<LineAt> = parts.into_iter().flat_map(|part| part.lines).collect();
     mark_second_records(&mut lines);
     // Lines that name no row come last. The key orders records of one row; only damaged lines that are equal to the byte are left to the offset.
-    lines.sort_unstable_by_key(|line| (line.row.unwrap_or(u64::MAX), line.key, line.offset));
+    lines.sort_unstable_by_key(|line| (line.row, line.key, line.offset));
     Ok(Index { lines, identity })
 }
 
@@ -120,7 +156,7 @@ fn mark_second_records(lines: &mut [LineAt]) {
     for line in lines.iter_mut() {
         let answers = matches!(line.is, LineIs::Record | LineIs::Older);
         if answers && !seen.insert((line.key, line.is)) {
-            line.is = LineIs::Useless(DropReason::SecondRecord, "the prompt has an earlier record");
+            line.is = LineIs::Useless(Useless::SecondRecord);
         }
     }
 }
@@ -133,4 +169,14 @@ pub(crate) fn read_line(file: &std::fs::File, path: &Path, line: &LineAt, buffer
     use std::os::unix::fs::FileExt;
     buffer.resize(line.bytes as usize, 0);
     file.read_exact_at(buffer, line.offset).map_err(|error| Error::io("read", path, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_costs_what_is_documented() {
+        assert_eq!(size_of::<LineAt>(), 48);
+    }
 }

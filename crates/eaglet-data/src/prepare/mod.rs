@@ -22,6 +22,7 @@ mod index;
 mod policy;
 pub(crate) mod record;
 mod repetition;
+mod sketch;
 mod summary;
 mod work;
 

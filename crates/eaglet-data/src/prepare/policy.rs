@@ -62,6 +62,8 @@ pub struct Policies {
     pub repetition: Keep,
     /// Examples with the ids and mask of another one.
     pub duplicates: Keep,
+    /// Answers that are almost those of another example: see `sketch`. They are looked for only to be dropped.
+    pub near_duplicates: Keep,
     /// Answers whose number of ids is not what the server counted.
     pub ids_and_usage_differ: Keep,
     /// Rows of the target's embedding: ids are below it; `None` = unknown.
@@ -80,6 +82,7 @@ impl Default for Policies {
             cut_in_thought: Keep::Keep,
             repetition: Keep::Keep,
             duplicates: Keep::Drop,
+            near_duplicates: Keep::Keep,
             ids_and_usage_differ: Keep::Drop,
             vocab_size: None,
         }
@@ -121,11 +124,13 @@ pub enum DropReason {
     Repetition,
     /// Another example has the same ids and mask.
     Duplicate,
+    /// Another example has almost the same answer.
+    NearDuplicate,
 }
 
 impl DropReason {
     /// All of them, in the order in which they are looked for.
-    pub const ALL: [DropReason; 16] = [
+    pub const ALL: [DropReason; 17] = [
         DropReason::Unreadable,
         DropReason::NotAnAnswer,
         DropReason::SecondRecord,
@@ -142,6 +147,7 @@ impl DropReason {
         DropReason::CutInThought,
         DropReason::Repetition,
         DropReason::Duplicate,
+        DropReason::NearDuplicate,
     ];
 
     /// The word in `dropped.jsonl` and `summary.json`.
@@ -163,6 +169,7 @@ impl DropReason {
             DropReason::CutInThought => "cut_in_thought",
             DropReason::Repetition => "repetition",
             DropReason::Duplicate => "duplicate",
+            DropReason::NearDuplicate => "near_duplicate",
         }
     }
 }
@@ -256,7 +263,7 @@ fn masked(mut prompt: Vec<u32>, answer: &[u32]) -> Result<MaskedIds, MaskError> 
     let start = prompt.len();
     prompt.extend_from_slice(answer);
     let end = prompt.len();
-    MaskedIds::new(prompt, [start..end])
+    MaskedIds::new(prompt, std::iter::once(start..end))
 }
 
 /// In words, if the server counted other than it gave.

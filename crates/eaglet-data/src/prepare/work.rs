@@ -4,9 +4,9 @@
 //! Bounds: [`BATCHES_WAITING`] batches in each queue.
 
 use super::index::{self, LineAt, LineIs};
-use super::policy::{self, DropReason, Dropped};
+use super::policy::{self, DropReason, Dropped, Keep};
 use super::record::RecordView;
-use super::{BATCH_BYTES_MAX, BATCHES_WAITING, Settings};
+use super::{BATCH_BYTES_MAX, BATCHES_WAITING, Settings, sketch};
 use crate::example::{Example, ExampleId};
 use crate::outputs::{ConversationSource, Encoded, Format, encode};
 use eaglet_core::ids::ContentHash;
@@ -31,6 +31,8 @@ pub(super) enum Item {
 pub(super) struct KeptItem {
     pub(super) example: Example,
     pub(super) finish_reason: String,
+    /// Of the answer, where near duplicates are looked for.
+    pub(super) sketch: Option<u128>,
     pub(super) encoded: Vec<(Format, Encoded)>,
 }
 
@@ -129,8 +131,8 @@ impl Worker<'_> {
             LineIs::Older => {
                 batch.items.push(Item::Dropped(older(line, buffer)));
             }
-            LineIs::Useless(reason, why) => {
-                batch.items.push(Item::Dropped(useless(line, buffer, Dropped::new(reason, why))));
+            LineIs::Useless(useless_as) => {
+                batch.items.push(Item::Dropped(useless(line, buffer, useless_as.dropped())));
             }
         }
         Ok(())
@@ -163,7 +165,8 @@ impl Worker<'_> {
                     let formats = self.settings.formats.iter();
                     let encoded = formats.map(|format| (*format, encode(*format, &example, &conversation))).collect();
                     let finish_reason = record.turns[turn].finish_reason.to_string();
-                    Item::Kept(Box::new(KeptItem { example, finish_reason, encoded }))
+                    let sketch = self.sketch(&example);
+                    Item::Kept(Box::new(KeptItem { example, finish_reason, sketch, encoded }))
                 }
                 Err(dropped) => Item::Dropped(DroppedItem {
                     sample_id: Some(id.sample_id),
@@ -178,13 +181,22 @@ impl Worker<'_> {
     }
 }
 
+impl Worker<'_> {
+    fn sketch(&self, example: &Example) -> Option<u128> {
+        if self.settings.policies.near_duplicates == Keep::Keep {
+            return None;
+        }
+        sketch::sketch(&example.tokens.supervised_ids().collect::<Vec<_>>())
+    }
+}
+
 fn older(line: &LineAt, bytes: &[u8]) -> DroppedItem {
     let sample_id = match read_record(bytes) {
         Record::Legacy { id, .. } => Some(id),
         _ => None,
     };
     let dropped = Dropped::new(DropReason::NoTokenIds, "a record of the older script, which kept no ids");
-    DroppedItem { sample_id, prompt_hash: None, row: line.row, turn: Some(0), offset: None, dropped }
+    DroppedItem { sample_id, prompt_hash: None, row: line.row(), turn: Some(0), offset: None, dropped }
 }
 
 fn useless(line: &LineAt, bytes: &[u8], dropped: Dropped) -> DroppedItem {
@@ -192,7 +204,7 @@ fn useless(line: &LineAt, bytes: &[u8], dropped: Dropped) -> DroppedItem {
     DroppedItem {
         sample_id: head.as_ref().map(|head| head.sample_id.to_string()),
         prompt_hash: head.map(|head| head.prompt_hash),
-        row: line.row,
+        row: line.row(),
         turn: None,
         offset: Some(line.offset),
         dropped,

@@ -64,6 +64,9 @@ pub(crate) struct PolicyArgs {
     /// Examples with the same ids and mask as another
     #[arg(long, value_name = "WHAT", default_value = "drop")]
     pub(crate) duplicates: KeepArg,
+    /// Answers that share about 95 % of their 8-grams or more with another one's, whatever the prompts: dropping looks for them
+    #[arg(long, value_name = "WHAT", default_value = "keep")]
+    pub(crate) near_duplicates: KeepArg,
     /// Answers that run in circles: four copies or more of a stretch, over 256 tokens or more
     #[arg(long, value_name = "WHAT", default_value = "keep")]
     pub(crate) repetition: KeepArg,

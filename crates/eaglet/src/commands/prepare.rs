@@ -115,6 +115,7 @@ fn policies(args: &PolicyArgs, vocab_size: Option<u32>) -> Result<Policies> {
         cut_in_thought: keep(args.cut_in_thought),
         repetition: keep(args.repetition),
         duplicates: keep(args.duplicates),
+        near_duplicates: keep(args.near_duplicates),
         ids_and_usage_differ: keep(args.ids_and_usage_differ),
         vocab_size,
     })
