@@ -141,21 +141,26 @@ fn all_formats() -> Settings {
     Settings { draft_vocab: Some(VocabPlan::new(9, 64, vec![1, 63]).unwrap()), ..settings(&Format::ALL) }
 }
 
+/// Of a prompt and its answer.
+type Ids = (Vec<u32>, Vec<u32>);
+
 fn some_records() -> impl Strategy<Value = Vec<Response>> {
     let ids = || proptest::collection::vec(0u32..64, 1..12);
-    proptest::collection::vec((ids(), ids(), proptest::collection::vec((ids(), ids()), 0..3)), 0..12).prop_map(|all| {
-        let build = |(row, (prompt, ids, earlier)): (usize, (Vec<u32>, Vec<u32>, Vec<(Vec<u32>, Vec<u32>)>))| {
-            let mut record = record(row as u64, &prompt, &ids);
-            for (turn, (prompt, ids)) in earlier.iter().enumerate() {
-                let sent = 2 * turn + 1;
-                record.messages.push(Message::text(Role::Assistant, "It is\u{2028}so."));
-                record.messages.push(Message::text(Role::User, "And?"));
-                record.earlier_turns.push(EarlierTurn { messages_sent: sent, answer: answer(prompt, ids) });
-            }
-            record
-        };
-        all.into_iter().enumerate().map(build).collect()
-    })
+    proptest::collection::vec(((ids(), ids()), proptest::collection::vec((ids(), ids()), 0..3)), 0..12).prop_map(
+        |all| {
+            let build = |(row, ((prompt, ids), earlier)): (usize, (Ids, Vec<Ids>))| {
+                let mut record = record(row as u64, &prompt, &ids);
+                for (turn, (prompt, ids)) in earlier.iter().enumerate() {
+                    let sent = 2 * turn + 1;
+                    record.messages.push(Message::text(Role::Assistant, "It is\u{2028}so."));
+                    record.messages.push(Message::text(Role::User, "And?"));
+                    record.earlier_turns.push(EarlierTurn { messages_sent: sent, answer: answer(prompt, ids) });
+                }
+                record
+            };
+            all.into_iter().enumerate().map(build).collect()
+        },
+    )
 }
 
 proptest! {
@@ -307,7 +312,7 @@ fn many_threads_give_the_bytes_of_one() {
     let long = |row: u64| {
         let ids: Vec<u32> = (0..50).map(|n| (n * row as u32) % 1000).collect();
         let mut record = record(row, &[1, 2], &ids);
-        record.answer.content = Some("x".repeat(if row % 9 == 0 { 1_500_000 } else { 200_000 }));
+        record.answer.content = Some("x".repeat(if row.is_multiple_of(9) { 1_500_000 } else { 200_000 }));
         record
     };
     let place = Place::with(&(0..60).rev().map(long).collect::<Vec<_>>());

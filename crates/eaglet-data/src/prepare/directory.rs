@@ -21,13 +21,13 @@ pub(super) fn existing(out: &Path, fingerprint: &Value, existing: Existing) -> R
     let summary = match Summary::read(out) {
         Ok(Some(summary)) => summary,
         Ok(None) => return is_free(out, existing).map(|()| None),
-        Err(_) if existing == Existing::Replace => return Ok(None),
+        Err(_) if existing == Existing::Replace => return is_free(out, existing).map(|()| None),
         Err(error) => return Err(error),
     };
     let shown = out.display();
     if summary.fingerprint != *fingerprint {
         if existing == Existing::Replace {
-            return Ok(None);
+            return is_free(out, existing).map(|()| None);
         }
         let differences = run_file::differences(&summary.fingerprint, fingerprint).join("; ");
         let differences = differences.replace("in the run", "there");
@@ -38,7 +38,7 @@ pub(super) fn existing(out: &Path, fingerprint: &Value, existing: Existing) -> R
         let length = RealStorage.len(&out.join(&file.path)).ok().flatten();
         if length != Some(file.bytes) {
             if existing == Existing::Replace {
-                return Ok(None);
+                return is_free(out, existing).map(|()| None);
             }
             let found = length
                 .map_or("is not there".to_owned(), |bytes| format!("has {bytes} bytes instead of {}", file.bytes));
