@@ -14,7 +14,7 @@
 //! - The same lines with the same settings give the same bytes, in whatever order the lines stand and however many threads work.
 //! - `OUT/` is whole or not there: it appears by a rename, after everything in it was synced. A finished one with the same fingerprint is not made again.
 //! - Memory: 48 bytes a line, 40 an example, and for each thread at most [`BATCHES_WAITING`] + 2 batches of [`BATCH_BYTES_MAX`] bytes of records or one record, as read
-//!   and as encoded (some four times that).
+//!   and as encoded (some four times that); for Arrow and Parquet a batch of a million tokens on each side, and 64 MiB of a row group.
 
 mod books;
 mod directory;

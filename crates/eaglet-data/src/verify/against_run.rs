@@ -3,7 +3,7 @@
 use super::{Examples, Report};
 use crate::example::MaskedIds;
 use crate::prepare::{InputIdentity, Summary};
-use eaglet_core::ids::{PromptKey, hash128};
+use eaglet_core::ids::{ContentHash, PromptKey, hash128};
 use eaglet_core::outcome::Failure;
 use eaglet_core::response::{Answer, Response};
 use eaglet_core::resume::{Record, read_record};
@@ -11,7 +11,10 @@ use eaglet_core::run_dir::RunDir;
 use eaglet_core::run_file::{RunFile, StageState};
 use eaglet_core::storage::RealStorage;
 use eaglet_core::{Result, lock::RunLock, scan};
+use serde::Deserialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::path::Path;
 
@@ -145,60 +148,101 @@ pub(super) fn check(responses: &Path, summary: &Summary, examples: &Examples, re
         report.notes.push("without shards examples are not compared with the run's answers".to_owned());
         return Ok(());
     }
-    let parts = scan::scan(responses, |part: &mut ComparedPart, line| part.take(line.bytes, examples), threads())?;
-    let mut found = HashSet::new();
-    let mut items = 0;
-    for part in parts {
-        items += part.items;
-        found.extend(part.found);
-        report.absorb(part.report);
+    let parts = scan::scan(responses, |part: &mut ComparedPart, line| part.take(&line, examples), threads())?;
+    let mut items: u64 = parts.iter().map(|part| part.other_lines).sum();
+    let mut records: Vec<Compared> = parts.into_iter().flat_map(|part| part.records).collect();
+    records.sort_unstable_by_key(|record| record.offset);
+    let (mut seen, mut found) = (HashSet::new(), 0);
+    for record in records {
+        // Of several records of one prompt the first counts.
+        if !seen.insert(record.key) {
+            items += 1;
+            continue;
+        }
+        items += record.turns;
+        found += record.found;
+        if let Some(what) = record.wrong {
+            report.wrong(what);
+        }
     }
     report.equal("answers and other lines of the run", items, summary.input.items);
-    report.equal("examples that are answers of the run", found.len() as u64, examples.len() as u64);
-    report.checked("examples compared with the run's answers", found.len() as u64);
+    report.equal("examples that are answers of the run", found, examples.len() as u64);
+    report.checked("examples compared with the run's answers", found);
     Ok(())
+}
+
+/// What of a record is compared, read by another reader than prepare's own.
+#[derive(Deserialize)]
+struct ComparedRecord<'a> {
+    #[serde(borrow)]
+    sample_id: Cow<'a, str>,
+    prompt_hash: ContentHash,
+    #[serde(borrow, default)]
+    prompt_token_ids: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    token_ids: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    earlier_turns: Vec<ComparedTurn<'a>>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+struct ComparedTurn<'a> {
+    #[serde(borrow, default)]
+    prompt_token_ids: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    token_ids: Option<&'a RawValue>,
+}
+
+/// A record, compared with its examples.
+struct Compared {
+    key: PromptKey,
+    /// Of its line, in bytes.
+    offset: u64,
+    turns: u64,
+    /// Turns that are examples, with exactly their ids.
+    found: u64,
+    /// The last turn that is an example with others.
+    wrong: Option<String>,
 }
 
 #[derive(Default)]
 struct ComparedPart {
-    items: u64,
-    found: Vec<(PromptKey, u32)>,
-    seen: HashSet<PromptKey>,
-    report: Report,
+    /// Lines that are no records.
+    other_lines: u64,
+    records: Vec<Compared>,
 }
 
 impl ComparedPart {
-    fn take(&mut self, line: &[u8], examples: &Examples) {
-        if line.trim_ascii().is_empty() {
+    fn take(&mut self, line: &scan::Line<'_>, examples: &Examples) {
+        if line.bytes.trim_ascii().is_empty() {
             return;
         }
-        let Ok(record) = serde_json::from_slice::<Response>(line) else {
-            self.items += 1;
+        let Ok(record) = serde_json::from_slice::<ComparedRecord<'_>>(line.bytes) else {
+            self.other_lines += 1;
             return;
         };
-        let key = PromptKey::new(record.sample_id.as_str(), record.prompt_hash);
-        if !self.seen.insert(key) {
-            self.items += 1;
-            return;
-        }
-        for (turn, answer) in answers(&record).enumerate() {
-            self.items += 1;
-            let turn = turn as u32;
+        let key = PromptKey::new(&record.sample_id, record.prompt_hash);
+        let mut compared = Compared { key, offset: line.offset, turns: 0, found: 0, wrong: None };
+        let last = ComparedTurn { prompt_token_ids: record.prompt_token_ids, token_ids: record.token_ids };
+        for (turn, answer) in (0..).zip(record.earlier_turns.iter().copied().chain([last])) {
+            compared.turns += 1;
             let Some((length, content)) = examples.get(&(key, turn)) else { continue };
             if content_of(answer, *length as usize) == Some(*content) {
-                self.found.push((key, turn));
+                compared.found += 1;
             } else {
-                self.report
-                    .wrong(format!("{}: turn {turn}: the example is not what the server gave", record.sample_id));
+                let id = &record.sample_id;
+                compared.wrong = Some(format!("{id}: turn {turn}: the example is not what the server gave"));
             }
         }
+        self.records.push(compared);
     }
 }
 
 /// The content that an example of this answer has, at this length.
-fn content_of(answer: &Answer, length: usize) -> Option<u128> {
-    let (prompt, sampled) = (answer.prompt_token_ids.as_ref()?, answer.token_ids.as_ref()?);
-    let ids = [prompt.as_slice(), sampled].concat();
+fn content_of(answer: ComparedTurn<'_>, length: usize) -> Option<u128> {
+    let ids = |json: Option<&RawValue>| serde_json::from_str::<Vec<u32>>(json?.get()).ok();
+    let (prompt, sampled) = (ids(answer.prompt_token_ids)?, ids(answer.token_ids)?);
+    let ids = [prompt.as_slice(), sampled.as_slice()].concat();
     if length > ids.len() {
         return None;
     }

@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn an_example_is_shown_with_what_is_trained_marked() {
-        let tokens = MaskedIds::new(vec![1, 22, 333, 4444, 5], [2..4]).unwrap();
+        let tokens = MaskedIds::new(vec![1, 22, 333, 4444, 5], std::iter::once(2..4)).unwrap();
         let id = ExampleId { sample_id: "q\n1".into(), prompt_hash: ContentHash(1), row: Some(7), turn: 0 };
         let shown = Example { id, tokens, marks: Marks { clipped: true, ..Marks::default() } };
         insta::assert_snapshot!(example(&shown, Split::Train, Marking::Brackets), @r#"
