@@ -18,7 +18,7 @@ pub const RECORD_VERSION: u32 = 1;
 pub enum Status {
     /// The target ended the answer itself.
     Ok,
-    /// Cut at the token limit: kept, marked, out of training unless asked for.
+    /// Cut at the token limit: kept and marked; whether it is trained on is decided by `eaglet prepare --finish-reasons`.
     Truncated,
     /// The target generated nothing but its end token.
     Empty,
@@ -220,6 +220,8 @@ pub struct RecordHead<'a> {
     pub prompt_tokens: Option<u64>,
     /// Tokens generated, if known.
     pub completion_tokens: Option<u64>,
+    /// 0-based row of the data set; `None` where another program moved the field (then parse the line whole).
+    pub row: Option<u64>,
 }
 
 impl<'a> RecordHead<'a> {
@@ -235,9 +237,23 @@ impl<'a> RecordHead<'a> {
         let rest = rest[end + 1..].strip_prefix(b",\"prompt_tokens\":")?;
         let (prompt_tokens, rest) = json_count(rest)?;
         let rest = rest.strip_prefix(b",\"completion_tokens\":")?;
-        let (completion_tokens, _) = json_count(rest)?;
-        line.ends_with(b"}").then_some(RecordHead { sample_id, prompt_hash, status, prompt_tokens, completion_tokens })
+        let (completion_tokens, rest) = json_count(rest)?;
+        let row = row_of(rest);
+        line.ends_with(b"}").then_some(RecordHead {
+            sample_id,
+            prompt_hash,
+            status,
+            prompt_tokens,
+            completion_tokens,
+            row,
+        })
     }
+}
+
+/// The row, in what follows `completion_tokens`.
+fn row_of(rest: &[u8]) -> Option<u64> {
+    let (_, rest) = json_count(rest.strip_prefix(b",\"prompt_bytes\":")?)?;
+    json_count(rest.strip_prefix(b",\"row\":")?)?.0
 }
 
 /// The string whose opening quote was just read, and what follows its closing quote.
@@ -310,6 +326,7 @@ mod tests {
             prop_assert_eq!(head.prompt_hash, record.prompt_hash);
             prop_assert_eq!(head.status, Status::Truncated);
             prop_assert_eq!((head.prompt_tokens, head.completion_tokens), (Some(5), None));
+            prop_assert_eq!(head.row, Some(1));
             prop_assert_eq!(serde_json::from_slice::<Response>(&line).unwrap(), record);
         }
 

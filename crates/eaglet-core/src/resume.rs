@@ -50,10 +50,29 @@ pub struct RecordTotals {
 }
 
 /// What a line of `raw_responses.jsonl` turned out to be.
-enum Record {
-    Own { key: PromptKey, status: Status, completion_tokens: Option<u64> },
-    Legacy { id: String, completion_tokens: Option<u64> },
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// A record of eaglet.
+    Own {
+        /// Whose answer it is.
+        key: PromptKey,
+        /// What became of the prompt.
+        status: Status,
+        /// Tokens generated, if known.
+        completion_tokens: Option<u64>,
+        /// 0-based row of the data set, if the record says.
+        row: Option<u64>,
+    },
+    /// An answer in the older script's format.
+    Legacy {
+        /// The prompt's id there.
+        id: String,
+        /// Tokens generated, if known.
+        completion_tokens: Option<u64>,
+    },
+    /// A JSON object that holds no answer.
     Unfinished,
+    /// Anything else.
     Unreadable,
 }
 
@@ -73,7 +92,7 @@ impl RecordIndexBuilder {
     pub fn add_response_line(&mut self, line: &[u8], offset: u64) {
         let totals = &mut self.index.totals;
         let (tokens, status) = match read_record(line) {
-            Record::Own { key, status, completion_tokens } => {
+            Record::Own { key, status, completion_tokens, row: _ } => {
                 self.done.push(key);
                 (completion_tokens, status)
             }
@@ -174,10 +193,12 @@ impl RecordIndex {
     }
 }
 
-fn read_record(line: &[u8]) -> Record {
+/// Says whose answer a line of `raw_responses.jsonl` is, from its head where eaglet wrote it.
+pub fn read_record(line: &[u8]) -> Record {
     if let Some(head) = RecordHead::parse(line) {
         let key = PromptKey::new(&head.sample_id, head.prompt_hash);
-        return Record::Own { key, status: head.status, completion_tokens: head.completion_tokens };
+        let RecordHead { status, completion_tokens, row, .. } = head;
+        return Record::Own { key, status, completion_tokens, row };
     }
     match serde_json::from_slice::<Value>(line) {
         Ok(Value::Object(record)) => read_foreign_record(&record),
@@ -203,7 +224,8 @@ fn read_foreign_record(record: &serde_json::Map<String, Value>) -> Record {
             Some("empty") => Status::Empty,
             _ => Status::Ok,
         };
-        return Record::Own { key: PromptKey::new(&id, hash), status, completion_tokens };
+        let row = record.get("row").and_then(Value::as_u64);
+        return Record::Own { key: PromptKey::new(&id, hash), status, completion_tokens, row };
     }
     let failed = record.get("error").is_some_and(|e| !e.is_null() && e != &Value::Bool(false))
         || matches!(text("status"), Some("error" | "failed" | "timeout"));

@@ -10,6 +10,7 @@
 //!   progress.json        replaced atomically
 //!   events.jsonl         what happened, for the report
 //!   inference.log        human log
+//!   prepared/            training examples, made from raw_responses.jsonl
 //! ```
 
 use crate::{Error, Result};
@@ -85,6 +86,11 @@ impl RunDir {
     /// `inference.log`
     pub fn log(&self) -> PathBuf {
         self.0.join("inference.log")
+    }
+
+    /// `prepared/`
+    pub fn prepared(&self) -> PathBuf {
+        self.0.join("prepared")
     }
 
     /// Whether the directory holds a run or its record (an old script's record counts).

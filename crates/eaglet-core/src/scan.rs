@@ -68,7 +68,7 @@ pub struct Line<'a> {
 }
 
 /// What is wrong with a line of a journal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Damage {
     /// It has no line feed: torn, or being written just now.
     Partial,

@@ -136,7 +136,8 @@ fn prompts_that_are_not_left_are_forgotten() {
 fn any_fault_at_any_operation_costs_checkpoints_and_nothing_else() {
     let operations =
         [Operation::Open, Operation::Write, Operation::Sync, Operation::Rename, Operation::Remove, Operation::SetLen];
-    let mut struck = 0;
+    // How often the later ones come depends on how the thread batches.
+    let comes_for_sure = [Operation::Open, Operation::Write, Operation::Sync, Operation::Rename];
     for operation in operations {
         for fault in [Fault::NoSpace, Fault::Io, Fault::ShortThenNoSpace] {
             for persistence in [Persistence::Once, Persistence::Sticky] {
@@ -145,7 +146,11 @@ fn any_fault_at_any_operation_costs_checkpoints_and_nothing_else() {
                     storage.create_dir_all(Path::new("run")).unwrap();
                     storage.plan(FaultPlan { operation, nth, fault, persistence });
                     session(&storage);
-                    struck += storage.fired();
+                    let struck = storage.fired() > 0;
+                    // Only a write can be short.
+                    let can_strike = fault != Fault::ShortThenNoSpace || operation == Operation::Write;
+                    let must_strike = nth == 1 && can_strike && comes_for_sure.contains(&operation);
+                    assert!(struck || !must_strike, "{operation:?} never came");
                     storage.heal();
                     let (log, found) = open(&storage);
                     check(&found);
@@ -154,7 +159,6 @@ fn any_fault_at_any_operation_costs_checkpoints_and_nothing_else() {
             }
         }
     }
-    assert!(struck > 100, "the faults struck only {struck} times");
 }
 
 #[test]

@@ -80,6 +80,9 @@ fn main() -> ExitCode {
         Command::Doctor(args) => commands::doctor::doctor(*args),
         Command::Status(args) => commands::status::status(&args),
         Command::Stop(args) => commands::stop::stop(&args),
+        Command::Prepare(args) => commands::prepare::prepare(&args),
+        Command::Verify(args) => commands::verify::verify(&args),
+        Command::Show(args) => commands::show::show(&args),
         Command::Simulate(args) => commands::simulate::simulate(&args),
     });
     match end {

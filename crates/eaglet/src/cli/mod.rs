@@ -2,6 +2,7 @@
 
 mod bench;
 mod generate;
+mod prepare;
 mod seconds;
 mod simulate;
 
@@ -11,6 +12,9 @@ pub(crate) use generate::{
     Turns, UnfinishedArgs,
 };
 
+pub(crate) use prepare::{
+    ColorArg, FormatArg, KeepArg, PolicyArgs, PrepareArgs, ShowArgs, TooLongArg, VerifyArgs, VocabArgs,
+};
 pub(crate) use simulate::SimulateArgs;
 
 use clap::{Args, Parser, Subcommand};
@@ -36,6 +40,12 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// Stop a run: what is out is finished, nothing is lost
     Stop(StopArgs),
+    /// Make training examples of a run's answers, from the server's own token ids
+    Prepare(Box<PrepareArgs>),
+    /// Check a run or a prepared set: everything once, hashes, ids, masks, counts
+    Verify(VerifyArgs),
+    /// Show a training example, what is trained marked
+    Show(ShowArgs),
     /// Pretend to be an inference server, to rehearse a run without a GPU
     Simulate(SimulateArgs),
 }

@@ -2,7 +2,9 @@
 
 pub(crate) mod bench;
 pub(crate) mod error;
+pub(crate) mod examples;
 pub(crate) mod findings;
+pub(crate) mod prepared;
 pub(crate) mod progress;
 pub(crate) mod simulated;
 pub(crate) mod summary;
