@@ -22,7 +22,8 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<Exit> {
         let responses = args.dir.parent().map(|parent| RunDir::new(parent).responses()).filter(|path| path.exists());
         reports.push(("prepared", verify_prepared(&args.dir, responses.as_deref())?));
     } else {
-        return Err(Error::usage(format!("{} holds neither a run nor a prepared set", args.dir.display())));
+        return Err(Error::usage(format!("{} holds neither a run nor a prepared set", args.dir.display()))
+            .hint("give the --output-dir of eaglet generate or the --out of eaglet prepare"));
     }
     let sound = reports.iter().all(|(_, report)| report.findings_total == 0);
     let text = if args.json {
