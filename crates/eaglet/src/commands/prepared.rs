@@ -223,7 +223,9 @@ pub(super) struct UrlFile {
 impl UrlFile {
     /// The servers the file lists now.
     pub(super) fn read(&self) -> Result<Vec<Rc<Endpoint>>> {
-        let text = std::fs::read_to_string(&self.path).map_err(|e| Error::io("read", &self.path, e))?;
+        let text = std::fs::read_to_string(&self.path).map_err(|e| {
+            Error::io("read", &self.path, e).hint("--url-file takes a text file with the URL of one server a line")
+        })?;
         let urls =
             text.lines().map(|line| line.split('#').next().unwrap_or_default().trim()).filter(|url| !url.is_empty());
         endpoints(urls, self.key.as_ref(), &self.headers).map_err(|error| error.context(self.path.display()))
